@@ -19,6 +19,7 @@ from typing import Any, NoReturn, final
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.signals import is_from_handler
 
 Fields = tuple[int, int]
 
@@ -114,7 +115,9 @@ class Device:
             return self is other
         try:
             return as_device(other) is self
-        except Exception:  # noqa: BLE001  (whatever cannot be read as one is none)
+        except Exception as error:  # whatever cannot be read as one is none
+            if is_from_handler(error):
+                raise
             # An array would compare its elements with the Device.
             return False if hasattr(other, "__array__") else NotImplemented
 
@@ -282,6 +285,8 @@ def _write(device_type: int, device_id: int, framework: str) -> Any:
     except DLBridgeError:
         raise
     except (AttributeError, RuntimeError, ValueError) as error:
+        if is_from_handler(error):
+            raise
         raise ExchangeError("device", f"{text}: {error}") from error
     if own and _read(found)[0] != device_type:  # "cuda" where torch is built for ROCm
         raise ExchangeError("device", f"{text}: {found!r} is another device here")

@@ -17,6 +17,7 @@ import numpy as np
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.signals import is_from_handler
 
 Fields = tuple[int, int, int]
 
@@ -226,7 +227,9 @@ class DType:
             return self is other
         try:
             return as_dtype(other) is self
-        except Exception:  # noqa: BLE001  (whatever cannot be read as one is none)
+        except Exception as error:  # whatever cannot be read as one is none
+            if is_from_handler(error):
+                raise
             # An array would compare its elements with the DType.
             return False if hasattr(other, "__array__") else NotImplemented
 

@@ -22,7 +22,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
@@ -251,8 +251,9 @@ def after_import(module: str, callback: Callable[[], None]) -> None:
 
 # ---- forks ---------------------------------------------------------------------------------------
 
-# RLocks made by `lock`.
-_LOCKS: WeakSet[Any] = WeakSet()
+# References to the RLocks made by `lock`. A function in C removes those that are gone: what the
+# handler of a signal raises in a callback written in Python, as WeakSet's, is lost.
+_LOCKS: set[ref[Any]] = set()
 
 
 def lock() -> Any:
@@ -261,7 +262,7 @@ def lock() -> Any:
     Hold it briefly, or work in `load`, for which a fork waits.
     """
     made = threading.RLock()
-    _LOCKS.add(made)
+    _LOCKS.add(ref(made, _LOCKS.discard))
     return made
 
 
@@ -332,9 +333,10 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     _LOADING.intersection_update((threading.get_ident(),))
     _FORKING.clear()
-    for each in _LOCKS:
-        if not each._is_owned():
-            each._at_fork_reinit()
+    for each in tuple(_LOCKS):
+        made = each()
+        if made is not None and not made._is_owned():
+            made._at_fork_reinit()
     native.signals_after_fork()
 
 

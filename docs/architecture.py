@@ -20,7 +20,7 @@ Edges = set[tuple[str, str]]
 # Layers that are one box.
 TOGETHER = {
     "graph.ops.kernels": "graph.ops",
-    **dict.fromkeys(("registry", "device", "shape"), "dtype"),
+    **dict.fromkeys(("signals", "registry", "device", "shape"), "dtype"),
     **dict.fromkeys(("text", "files"), "errors"),
     **dict.fromkeys(("demo", "terminal", "__main__"), "cli"),
 }
@@ -28,7 +28,7 @@ TOGETHER = {
 PYTHON = {
     "errors": ("errors · text · files", "exceptions, safe text and files"),
     "_core": ("_core", "the C core"),
-    "dtype": ("registry · dtype · device · shape", "names and rules without memory"),
+    "dtype": ("signals · registry · dtype · device · shape", "names and rules without memory"),
     "cuda": ("cuda", "streams, memory, modules"),
     "tensor": ("tensor", "Tensor, views, allocators"),
     "exchange": ("exchange", "take, fit, give"),

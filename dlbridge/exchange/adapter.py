@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -331,7 +332,7 @@ def adapter_of_type(cls: type) -> Framework | None:
     number = id(cls)
     known = _BY_TYPE.get(number)
     if known is None:
-        forget = ref(cls, lambda _: _BY_TYPE.pop(number, None))
+        forget = ref(cls, partial(_BY_TYPE.pop, number))  # in C, as in `registry.lock`
         known = _BY_TYPE[number] = forget, _find_adapter(cls)
     return known[1] or None
 

@@ -36,6 +36,7 @@ from dlbridge.exchange.context import (
     is_recording,
     record,
 )
+from dlbridge.signals import is_from_handler
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import (
@@ -302,6 +303,8 @@ def _give(
             f"to_{framework.name}: {framework.name} has no memory for {kind(tensor)}: {error}"
         ) from error
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise ExchangeError(
             "consumer", f"to_{framework.name}: {framework.name} refused {kind(tensor)}: {error}"
         ) from error

@@ -25,6 +25,7 @@ from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, Unsup
 from dlbridge.exchange import ordering
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.shape import row_major
+from dlbridge.signals import is_from_handler
 from dlbridge.tensor.values import PADDED, READ_ONLY
 
 VERSION = (1, 3)
@@ -90,6 +91,8 @@ def _attribute(x: object, name: str) -> Any:
     try:
         return getattr(x, name, None)
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise refused(x, error) from error
 
 
@@ -126,6 +129,8 @@ def _take_buffer(x: Any, policy: Policy, context: ExchangeContext) -> native.Ten
             f"__cuda_array_interface__, no __array_interface__ and no buffer{advise(x)}"
         ) from None
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise refused(x, error) from error
     context.route.append("buffer protocol")
     if _lacks_dlpack_layout(memory):
@@ -139,7 +144,7 @@ def _lacks_dlpack_layout(memory: memoryview) -> bool:
     if plain is None or memory.suboffsets:
         return False
     is_swapped = plain[1] in (_FOREIGN, "!") and memory.itemsize > 1
-    return is_swapped or any(step % memory.itemsize for step in memory.strides)
+    return is_swapped or any(step % memory.itemsize for step in memory.strides or ())
 
 
 def take_array(
@@ -186,6 +191,8 @@ def take_table(x: Any, policy: Policy, context: ExchangeContext) -> native.Tenso
     try:
         tensor = native.take_table(x, table_of(type(x)))
     except Exception as error:
+        if is_from_handler(error):
+            raise
         refusal = refused(x, error)
         if refusal.reason == "version" and hasattr(x, "__dlpack__"):
             return take_dlpack(x, policy, context)
@@ -249,6 +256,8 @@ def export(x: Any, stream: Any, dl_device: tuple[int, int] | None = None) -> obj
         try:
             return x.__dlpack__(**keywords)
         except Exception as error:
+            if is_from_handler(error):
+                raise
             unknown = unknown_keywords(error, keywords.keys() - {"stream"})
             if not unknown:
                 raise refused(x, error) from error
@@ -294,6 +303,8 @@ def dlpack_device(x: Any) -> tuple[int, int]:
     except (DLBridgeError, MemoryError):
         raise
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise ExchangeError(
             "producer", f"from_dlpack: {describe(x)}.__dlpack_device__ failed: {error}"
         ) from error

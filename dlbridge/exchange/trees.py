@@ -46,6 +46,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange, protocol
 from dlbridge.shape import TensorShape
+from dlbridge.signals import is_from_handler
 
 
 def convert_tree(tree: Any, to: object, /, *, unknown: str = "refuse", **policies: Any) -> Any:
@@ -283,7 +284,9 @@ class _Walk:
         for key, value in items.items():
             try:
                 rebuilt[key] = value
-            except Exception as error:  # noqa: BLE001  (the class may raise anything)
+            except Exception as error:  # the class may raise anything
+                if is_from_handler(error):
+                    raise
                 _refuse(rebuilt, error, path)
 
     def rebuild_tuple(self, node: tuple[Any, ...], path: str) -> Any:
@@ -424,7 +427,9 @@ def _make_tuple(node: tuple[Any, ...], items: list[Any], path: str) -> Any:
     kind = type(node)
     try:  # a structseq is made by its own constructor alone, a namedtuple needs none
         made = kind(items) if hasattr(kind, "n_fields") else tuple.__new__(kind, items)
-    except Exception as error:  # noqa: BLE001  (the class may raise anything)
+    except Exception as error:  # the class may raise anything
+        if is_from_handler(error):
+            raise
         _refuse(node, error, path)
     getattr(made, "__dict__", {}).update(getattr(node, "__dict__", {}))
     return made
@@ -443,7 +448,9 @@ def _blank(node: Any, path: str) -> Any:
 def _copy(node: Any, path: str) -> Any:
     try:
         made = copy(node)
-    except Exception as error:  # noqa: BLE001  (the class may raise anything)
+    except Exception as error:  # the class may raise anything
+        if is_from_handler(error):
+            raise
         _refuse(node, error, path)
     if made is node or type(made) is not type(node):
         _refuse(node, "its copy is of another class, or itself", path)

@@ -16,6 +16,7 @@ from dlbridge._core import native
 from dlbridge.execution.concurrent import Schedule
 from dlbridge.execution.errors import failure
 from dlbridge.execution.quiet import without_warnings
+from dlbridge.signals import is_from_handler
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -254,6 +255,8 @@ class Body:
             except self.keep:
                 raise
             except Exception as error:
+                if is_from_handler(error):
+                    raise
                 raise failure(node, error, calls_user) from error
             for number, value in zip(outputs, (result,) if single else result, strict=True):
                 values[number] = value

@@ -12,6 +12,7 @@ from dlbridge.exchange.context import receipts
 from dlbridge.execution.backend import FRAMEWORKS, backend
 from dlbridge.execution.plan import Plan, Step
 from dlbridge.files import write_file
+from dlbridge.signals import is_from_handler
 
 NAMED = 50  # nodes of a compiled run that a bar names
 
@@ -96,7 +97,9 @@ class Trace:
             with receipts() as log:
                 result = function(*values)
             _wait(result, step)
-        except Exception as error:  # noqa: BLE001  (what the program does in C)
+        except Exception as error:  # what the program does in C
+            if is_from_handler(error):
+                raise
             explained = plan.explain(number, error)
             raise explained from (None if explained is error else error)
         end = perf_counter_ns()

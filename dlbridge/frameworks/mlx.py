@@ -12,6 +12,7 @@ from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.shape import positive_strides
+from dlbridge.signals import is_from_handler
 
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
@@ -137,6 +138,8 @@ class Mlx(Framework):
         try:
             sys.modules["mlx.core"].eval(x)
         except Exception as error:
+            if is_from_handler(error):
+                raise
             raise ExchangeError(
                 "lazy", f"from_dlpack: the mlx.core.array cannot be evaluated here: {error}"
             ) from error

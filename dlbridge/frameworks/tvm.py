@@ -11,6 +11,7 @@ from dlbridge.cuda.driver import LEGACY, NONE
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.signals import is_from_handler
 
 _COMPLEX = 5
 _WIDTHS: dict[int, tuple[int, ...]] = {
@@ -132,6 +133,8 @@ class Tvm(Framework):
         try:
             tensor = native.take_capsule(x.__dlpack__())
         except Exception as error:
+            if is_from_handler(error):
+                raise
             raise protocol.refused(x, error) from error
         if ordering.has_streams(tensor._device_pair):
             ordering.note_producer(tensor, self.stream(tensor._device_pair[1]))
@@ -205,7 +208,9 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
     try:
         made: Any = native.give_table(sample, table)
         shape = native.take_capsule(made.__dlpack__()).shape
-    except Exception:  # noqa: BLE001  (whatever fails: `from_dlpack` remains)
+    except Exception as error:  # whatever fails: `from_dlpack` remains
+        if is_from_handler(error):
+            raise
         return None
     return table if type(made) is kind and shape == (3,) else None
 

@@ -21,6 +21,7 @@ from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.wrap import wrap
+from dlbridge.signals import is_from_handler
 
 
 class Library:
@@ -35,6 +36,8 @@ class Library:
         try:
             self._library = ctypes.CDLL(path)
         except (OSError, ValueError) as error:
+            if is_from_handler(error):
+                raise
             raise ArgumentError(f"load_library: {path} cannot be loaded: {error}") from error
 
     def __getitem__(self, name: str) -> Any:
@@ -340,6 +343,8 @@ def _run(
             env={**os.environ, **environment},
         )
     except OSError as error:
+        if is_from_handler(error):
+            raise
         raise KernelError(f"compile_c: {command[0]} cannot be run: {error}") from error
 
 

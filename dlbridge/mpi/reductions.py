@@ -17,6 +17,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError
 from dlbridge.mpi.channel import Channel
 from dlbridge.mpi.values import Kind, dtype_of
+from dlbridge.signals import is_from_handler
 
 
 class Reduction(NamedTuple):
@@ -100,6 +101,8 @@ def numpy_dtype(call: str, op: str, kind: Kind) -> np.dtype[Any]:
     try:
         return dtype.numpy
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise ArgumentError(
             f"{call}: {dtype} needs ml_dtypes to be reduced; install dlbridge[dtypes]"
         ) from error

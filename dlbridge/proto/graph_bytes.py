@@ -32,6 +32,7 @@ from dlbridge.proto import messages, wire
 from dlbridge.proto.attributes import LARGE
 from dlbridge.proto.tensors import CONTENT, MOST_BYTES, TensorFields
 from dlbridge.proto.wire import flatten, varint
+from dlbridge.signals import is_from_handler
 
 # Below this it is cheaper to let protobuf copy everything than to look for large contents.
 SCANNED_FROM = 1 << 20
@@ -115,6 +116,8 @@ def _parse_text(text: str) -> Any:
     try:
         return text_format.Parse(text, message)
     except Exception as error:  # ParseError, and RecursionError for text that is nested too deeply
+        if is_from_handler(error):
+            raise
         raise WireError(f"this text is not a GraphDef: {error}") from error
 
 

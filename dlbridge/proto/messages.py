@@ -12,6 +12,7 @@ from typing import Any
 
 from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError, WireError
+from dlbridge.signals import is_from_handler
 
 PACKAGE = "dlbridge"
 OLDEST = 5  # the first release whose message classes we can make without generated code
@@ -66,6 +67,8 @@ def parse(name: str, data: Any) -> Any:
     try:
         message.ParseFromString(data)
     except Exception as error:  # DecodeError, and what protobuf's versions raise besides
+        if is_from_handler(error):
+            raise
         raise WireError(f"these {len(data)} bytes are not a {name}: {error}") from error
     return message
 

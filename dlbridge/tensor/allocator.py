@@ -24,6 +24,7 @@ from dlbridge.errors import (
     FrameworkMissingError,
     UnsupportedTypeError,
 )
+from dlbridge.signals import is_from_handler
 from dlbridge.tensor import values
 from dlbridge.tensor.tensor import Tensor
 
@@ -348,6 +349,8 @@ class FrameworkAllocator(Allocator):
         try:
             return self.request(nbytes, device, stream)
         except (MemoryError, RuntimeError) as error:
+            if is_from_handler(error):
+                raise
             if type(error).__name__ != "OutOfMemoryError" and not isinstance(error, MemoryError):
                 raise
             raise no_memory(f"allocator {self.name!r}", nbytes, _DEVICE_MEMORY, device) from error

@@ -17,6 +17,7 @@ from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES, HOST_TYPES
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.signals import is_from_handler
 from dlbridge.tensor import views
 
 Array = np.ndarray[Any, Any]
@@ -324,6 +325,8 @@ def _read(value: object) -> Array:
     except (DLBridgeError, MemoryError):
         raise
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise UnsupportedTypeError(f"cannot assign a {type(value).__name__}: {error}") from error
 
 

@@ -22,6 +22,7 @@ LAYERS = (
     ("errors",),
     ("files",),
     ("_core",),
+    ("signals",),
     ("registry", "shape"),
     ("dtype", "device"),
     ("cuda",),

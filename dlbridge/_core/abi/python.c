@@ -376,16 +376,21 @@ static int take_back(python_call *call) {
     return kept;
 }
 
-/* Call a function of the Python half. Its own failure is of no interest, but an
- * interrupt meanwhile is that of the call. */
+/* An error of the Python half is of no interest, but an interrupt meanwhile is that of
+ * the call. */
+static void drop_error(const python_call *call) {
+    if (dlb_clear_error() == 0)
+        return;
+    if (call->frame->error.kind == DLB_ERROR_NONE)
+        dlb_error_catch(&call->frame->error, call->kernel->name);
+    PyErr_Clear();
+}
+
 static void ask_support(const python_call *call, const char *name, PyObject *x) {
     PyObject *done =
         PyObject_CallMethod(call->self->support, name, "O", x ? x : Py_None);
-    if (done == NULL && !PyErr_ExceptionMatches(PyExc_Exception) &&
-        call->frame->error.kind == DLB_ERROR_NONE)
-        dlb_error_catch(&call->frame->error, call->kernel->name);
     Py_XDECREF(done);
-    PyErr_Clear();
+    drop_error(call);
 }
 
 /* Most of what is held is held by accident: by the frames of a traceback, by what the
@@ -422,7 +427,7 @@ static void save_memory(const python_call *call, int index) {
                                          borrowed->object ? borrowed->object : Py_None,
                                          (unsigned long long)(uintptr_t)tensor->data);
     Py_XDECREF(done);
-    PyErr_Clear();
+    drop_error(call);
 }
 
 static void report_kept(python_call *call) {

@@ -245,10 +245,7 @@ static int borrow_jax(dlb_call *call, int index, PyObject *x) {
     int status = borrow_buffer(call, index, x);
     if (status >= 0)
         return status;
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Clear();
-    return borrow_view(call, index, x);
+    return dlb_clear_error() < 0 ? -1 : borrow_view(call, index, x);
 }
 
 static bool match_jax(dlb_call *call, const dlb_cached_tensor *cached, int32_t count) {
@@ -395,10 +392,8 @@ static int borrow_cupy(dlb_call *call, int index, PyObject *x) {
     call->frame.flags[index] = 0;
     if (is_cupy(x) && read_cupy(call, x, tensor) == 0)
         return 0;
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Clear(); /* the slow path meets it again */
-    return DLB_DECLINED;
+    /* The slow path meets it again. */
+    return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
 }
 
 /* CuPy allocates on the device of the current context. */
@@ -679,8 +674,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
         call->frame.written = cache->written;
         return true;
     }
-    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception))
-        PyErr_Clear(); /* the general path meets it again; an interrupt comes only once
+    dlb_clear_error(); /* the general path meets it again; an interrupt comes only once
                         */
     dlb_drop_results(call);
     dlb_give_back(call);

@@ -346,12 +346,14 @@ static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
             if (frame->scalar_count < DLB_MAX_SCALARS)
                 status = dlb_parse_scalar(args[i], NULL,
                                           &frame->scalars[frame->scalar_count]);
-            if (status < 0)
+            if (status < 0) {
                 PyErr_Clear();
+                status = DLB_DECLINED;
+            }
             call->order[i] = (int8_t)(-1 - frame->scalar_count++);
         }
         if (status != 0)
-            return DLB_DECLINED;
+            return status;
     }
     frame->input_count = frame->tensor_count;
     frame->order = call->order;
@@ -391,10 +393,8 @@ static int add_new(const dlb_kernel *kernel, dlb_call *call, int result) {
                               : dlb_allocate_result(call->family, ndim, shape, dtype,
                                                     find_device(&call->frame));
     if (made == NULL) {
-        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
-            return -1;
-        PyErr_Clear(); /* the framework itself says why */
-        return DLB_DECLINED;
+        /* The framework itself says why. */
+        return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
     }
     int status = dlb_borrow(call, index, made);
     call->objects[index] = made;

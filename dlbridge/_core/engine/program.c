@@ -304,10 +304,10 @@ static void raise_from(PyObject *exception, PyObject *cause) {
     PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
 }
 
-/* Raise the exception that on_error makes from that of a step. KeyboardInterrupt and
- * SystemExit have nothing to do with the step and pass through. */
+/* Raise the exception that on_error makes from that of a step. Interrupts have nothing
+ * to do with the step and pass through. */
 static void report(const program_t *program, int32_t step) {
-    if (program->on_error == NULL || !PyErr_ExceptionMatches(PyExc_Exception))
+    if (program->on_error == NULL || dlb_is_interrupt())
         return;
     PyObject *cause = dlb_take_exception();
     PyObject *made = PyObject_CallFunction(program->on_error, "iO", (int)step, cause);

@@ -332,8 +332,7 @@ static bool read_device(PyObject *value, policy *out) {
     if (value == Py_None)
         return true;
     if (dlb_read_device(value, &device) < 0) {
-        if (PyErr_ExceptionMatches(PyExc_Exception))
-            PyErr_Clear(); /* Python says it again */
+        dlb_clear_error(); /* Python says it again */
         return false;
     }
     return out->on_cpu = device.device_type == kDLCPU;
@@ -465,8 +464,8 @@ static PyObject *try_fast(const route *along, PyObject *x, const policy *with) {
         result = call_consumer(along, Py_NewRef(x));
     } else
         result = give(&view, along);
-    if (result == NULL && PyErr_ExceptionMatches(PyExc_Exception))
-        PyErr_Clear(); /* Python tries again and explains */
+    if (result == NULL)
+        dlb_clear_error(); /* Python tries again and explains */
     return result;
 }
 

@@ -153,10 +153,7 @@ bool dlb_is_framework_type(PyTypeObject *type) {
 int dlb_meet_type(PyTypeObject *type) {
     if (find(type) != NULL || classify(type) != NULL)
         return 0;
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Clear();
-    return 0;
+    return dlb_clear_error();
 }
 
 static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
@@ -216,8 +213,8 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
      * out. */
     if (status == 0)
         PyCapsule_SetDestructor(capsule, NULL);
-    else if (PyErr_ExceptionMatches(PyExc_Exception))
-        PyErr_Clear(); /* the Python path says it again */
+    else
+        dlb_clear_error(); /* the Python path says it again */
     Py_DECREF(capsule);
     if (status < 0)
         return PyErr_Occurred() ? -1 : DLB_DECLINED;
@@ -334,12 +331,8 @@ static PyObject *keep_memory(PyObject *memory, dlb_view *view) {
     if (exporter == NULL || !may_refer_back(exporter))
         return Py_NewRef(memory);
     held_buffer *held = hold_buffer(exporter, true, in->ndim);
-    if (held == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception))
-            return NULL;
-        PyErr_Clear();
-        return Py_NewRef(memory);
-    }
+    if (held == NULL)
+        return dlb_clear_error() < 0 ? NULL : Py_NewRef(memory);
     const char *start = held->view.buf, *at = in->buf;
     if (held->view.obj != exporter || at < start || at > start + held->view.len) {
         Py_DECREF(held);
@@ -527,10 +520,7 @@ static int take_any(PyObject *x, dlb_view *view) {
     if (status != -1)
         return status;
     /* The Python path says precisely what is wrong; only interrupts pass through. */
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Clear();
-    return DLB_DECLINED;
+    return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
 }
 
 int dlb_take(PyObject *x, dlb_view *view) {

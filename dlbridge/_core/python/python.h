@@ -19,7 +19,8 @@ typedef struct {
     PyTypeObject *tensor_type;
     PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
         *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty, *slow_zeros,
-        *slow_ones, *slow_full, *slow_equal, *slow_copied, *slow_stream;
+        *slow_ones, *slow_full, *slow_equal, *slow_copied, *slow_stream,
+        *is_from_handler;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
     _Atomic long watchers; /* receipt logs that are open: the C paths decline */
 } dlb_state;
@@ -115,6 +116,13 @@ PyObject *dlb_take_exception(void);
 PyObject *dlb_cuda_raise(const char *call);
 
 /* ---- signals ---- */
+
+/* Whether the exception that is set has to reach the caller, whoever tries what: no
+ * Exception, as KeyboardInterrupt, or raised by the handler of a signal. */
+bool dlb_is_interrupt(void);
+/* Clear the exception that is set, if any, which another path meets again. -1: it is an
+ * interrupt, and stays. */
+int dlb_clear_error(void);
 
 /* Call a function like PyObject_Vectorcall; handlers of signals that come meanwhile run
  * when it is over, and what they raise is raised then. The function is always called.

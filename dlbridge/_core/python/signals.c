@@ -1,4 +1,5 @@
-/* Handlers of signals, deferred while something is done that must not be left halfway.
+/* Handlers of signals: which exceptions are theirs, and how they are deferred while
+ * something is done that must not be left halfway.
  *
  * Python runs them in its main thread between any two instructions, and what they raise
  * (a KeyboardInterrupt, the TimeoutError of somebody's alarm) leaves the code that runs
@@ -8,6 +9,38 @@
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+/* The exception that is set, with its traceback, asked of the package. */
+static bool is_from_handler(void) {
+    PyObject *error = dlb_take_exception();
+    PyObject *trace = PyException_GetTraceback(error), *answer = Py_NewRef(Py_False);
+    if (trace != NULL && dlb.is_from_handler != NULL)
+        Py_SETREF(answer, PyObject_CallOneArg(dlb.is_from_handler, error));
+    if (answer == NULL) { /* a handler has run meanwhile */
+        Py_DECREF(error);
+        Py_XDECREF(trace);
+        return true;
+    }
+    PyErr_Restore(Py_NewRef(Py_TYPE(error)), error, trace);
+    bool is_true = answer == Py_True;
+    Py_DECREF(answer);
+    return is_true;
+}
+
+bool dlb_is_interrupt(void) {
+    return !PyErr_ExceptionMatches(PyExc_Exception) || is_from_handler();
+}
+
+int dlb_clear_error(void) {
+    if (!PyErr_Occurred())
+        return 0;
+    if (dlb_is_interrupt())
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* ---- deferred handlers ---- */
 
 enum { SIGNALS = 65 }; /* those of Linux are 1 to 64 */
 
@@ -125,6 +158,20 @@ static PyObject *find_handler(int number) {
     return handler;
 }
 
+/* The handlers that are functions of Python, also while they are deferred. */
+static PyObject *signal_handlers(PyObject *Py_UNUSED(module),
+                                 PyObject *Py_UNUSED(none)) {
+    PyObject *found = PyList_New(0);
+    for (int number = 1; found != NULL && number < SIGNALS; number++) {
+        PyObject *waits = deferred.signals[number].handler;
+        PyObject *handler = waits ? Py_NewRef(waits) : find_handler(number);
+        if (handler != NULL && PyList_Append(found, handler) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(handler);
+    }
+    return found;
+}
+
 static void put_aside(PyObject **kept) {
     deferred.thread = PyThread_get_thread_ident();
     for (int number = 1; number < SIGNALS; number++) {
@@ -210,6 +257,9 @@ PyMethodDef dlb_signal_functions[] = {
      "Call a function; handlers of signals that come meanwhile run when it is over.\n\n"
      "What they raise is raised then, and the result is lost. In threads other than\n"
      "the main one, where Python runs no handler, it is the plain call."},
+    {"signal_handlers", signal_handlers, METH_NOARGS,
+     "signal_handlers($module, /)\n--\n\n"
+     "The handlers that are functions, also while they are deferred."},
     {"signals_after_fork", signals_after_fork, METH_NOARGS,
      "signals_after_fork($module, /)\n--\n\n"
      "In a forked child: defer no signals any more, unless this thread does."},

@@ -392,8 +392,9 @@ static int wants_versioned(PyObject *max_version) {
     }
     long major = PyLong_AsLong(PyTuple_GET_ITEM(max_version, 0));
     if (major == -1 && PyErr_Occurred()) {
-        PyErr_Clear();
-        dlb_refuse("version", "__dlpack__: no version of DLPack is %R", max_version);
+        if (dlb_clear_error() == 0)
+            dlb_refuse("version", "__dlpack__: no version of DLPack is %R",
+                       max_version);
         return -1;
     }
     return major >= 1;
@@ -401,14 +402,14 @@ static int wants_versioned(PyObject *max_version) {
 
 typedef enum { AS_IT_IS, BY_COPY } way_out;
 
-/* False for numbers that no device has. */
+/* False for numbers that no device has, or with the exception of an interrupt. */
 static bool read_device(PyObject *pair, DLDevice *device) {
     PyObject *id = PyTuple_GET_ITEM(pair, 1);
     long wanted_type = PyLong_AsLong(PyTuple_GET_ITEM(pair, 0));
     long wanted_id = id == Py_None || PyErr_Occurred() ? 0 : PyLong_AsLong(id);
     bool is_fine = !PyErr_Occurred() && wanted_type >= 0 && wanted_type < 64 &&
                    wanted_id >= 0 && wanted_id <= INT32_MAX;
-    PyErr_Clear();
+    dlb_clear_error();
     *device = (DLDevice){(DLDeviceType)wanted_type, (int32_t)wanted_id};
     return is_fine;
 }
@@ -442,6 +443,8 @@ static int choose_way(PyObject *dl_device, PyObject *copy, DLDevice own,
         return -1;
     }
     bool is_read = read_device(dl_device, wanted);
+    if (!is_read && PyErr_Occurred())
+        return -1;
     if (is_read && is_same(*wanted, own))
         return copy == Py_True ? BY_COPY : AS_IT_IS;
     if (is_read && is_cpu(*wanted) && dlb_is_host(own))

@@ -515,16 +515,18 @@ static void keep_dtype(PyObject *given, DLDataType dtype) {
 #endif
 }
 
-static void learn_dtype(PyObject *given, PyObject *made) {
+static int learn_dtype(PyObject *given, PyObject *made) {
     bool is_kept = is_name(given) || PyType_CheckExact(given);
     if (!is_kept) {
         PyObject *dtype = PyObject_GetAttrString(made, "dtype");
         is_kept = dtype == given; /* there is one object for each DType */
         Py_XDECREF(dtype);
-        PyErr_Clear();
+        if (dlb_clear_error() < 0)
+            return -1;
     }
     if (is_kept && dlb_is_tensor(made))
         keep_dtype(given, ((dlb_tensor *)made)->dl.dtype);
+    return 0;
 }
 
 /* -1: something else than a plain int or a tuple of them, or none that fits. */
@@ -704,8 +706,8 @@ static PyObject *go_slow(PyObject *function, PyObject *const *args, Py_ssize_t c
     if (function == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
     PyObject *made = PyObject_Vectorcall(function, args, (size_t)count, names);
-    if (made != NULL && dtype != NULL)
-        learn_dtype(dtype, made);
+    if (made != NULL && dtype != NULL && learn_dtype(dtype, made) < 0)
+        Py_CLEAR(made);
     return made;
 }
 

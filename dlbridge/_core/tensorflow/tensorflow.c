@@ -869,8 +869,10 @@ static PyObject *tensorflow_execute(PyObject *Py_UNUSED(module), PyObject *const
         dlb_error_clear(&error);
         return result;
     }
-    PyErr_Clear();
-    return dlb_raise(&error);
+    if (dlb_clear_error() == 0)
+        return dlb_raise(&error);
+    dlb_error_clear(&error);
+    return NULL;
 }
 
 PyMethodDef dlb_tensorflow_functions[] = {

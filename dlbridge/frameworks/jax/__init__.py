@@ -17,6 +17,7 @@ from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Key, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.jax.streams import compute_stream
+from dlbridge.signals import is_from_handler
 
 _CPU = 1
 _CUDA = 2
@@ -201,6 +202,8 @@ class Jax(Framework):
         try:
             capsule = functions[0](x, *wanted) if functions else _export(x, wanted)
         except Exception as error:
+            if is_from_handler(error):
+                raise
             raise protocol.refused(x, error) from error
         tensor = native.take_capsule(capsule)
         ordering.note_asked(tensor, stream)
@@ -394,7 +397,9 @@ def _find_functions() -> tuple[Any, Any] | None:
         out, into = _jax.buffer_to_dlpack_managed_tensor, _jax.dlpack_managed_tensor_to_buffer
         back = into(sample._capsule(False), _cpu(), None)
         return (out, into) if native.take_capsule(out(back)).shape == (3,) else None
-    except Exception:  # noqa: BLE001  (whatever fails: the public functions remain)
+    except Exception as error:  # whatever fails: the public functions remain
+        if is_from_handler(error):
+            raise
         return None
 
 

@@ -31,6 +31,7 @@ from dlbridge.kernels.binding import Binding, framework_of
 from dlbridge.kernels.kernel import Kernel, is_native_to
 from dlbridge.kernels.kinds.python_kernel import Support
 from dlbridge.kernels.schema import Arguments, refusal, type_name
+from dlbridge.signals import is_from_handler
 
 _KEPT_PROGRAMS = 64
 # So many values of a kernel's scalars are compiled in; then they become operands, which costs a
@@ -385,7 +386,9 @@ def _spare_device() -> Any:
     try:
         client = sys.modules["jax._src.lib"].xla_client.make_cpu_client(asynchronous=False)
         return client.local_devices()[0]
-    except Exception:  # noqa: BLE001  (a private function: whatever it does, there is no device)
+    except Exception as error:  # a private function: whatever it does, there is no device
+        if is_from_handler(error):
+            raise
         return None
 
 

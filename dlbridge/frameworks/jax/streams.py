@@ -14,6 +14,7 @@ from typing import Any
 
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
+from dlbridge.signals import is_from_handler
 
 _TARGET = "dlbridge_stream"
 _asked: dict[int, Any] = {}
@@ -47,6 +48,8 @@ def ask(device: Any) -> None:
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             _program()().block_until_ready()
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise _refusal(device, error) from error
 
 

@@ -11,6 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.signals import is_from_handler
 
 _BOOL, _MXNET_BOOL = (6, 8, 1), (1, 1, 1)
 _DTYPES = [
@@ -115,6 +116,8 @@ class MXNet(Framework):
         try:
             tensor = native.take_capsule(x.to_dlpack_for_write())
         except Exception as error:
+            if is_from_handler(error):
+                raise
             raise protocol.refused(x, error) from error
         if tensor._dtype_triple == _MXNET_BOOL:
             return tensor._view(tensor.shape, tensor.strides, dtype=_BOOL)

@@ -14,6 +14,7 @@ from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.signals import is_from_handler
 
 _TABLE = protocol.TABLE
 # uint16 is missing: Paddle shows it as bfloat16 and computes with it as such.
@@ -171,6 +172,8 @@ class Paddle(Framework):
         try:
             return native.take_table(x, table)
         except Exception as error:
+            if is_from_handler(error):
+                raise
             raise protocol.refused(x, error) from error
 
     def limits(self) -> native.Limits:

@@ -13,6 +13,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.signals import is_from_handler
 
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
@@ -173,6 +174,8 @@ class TensorFlow(Framework):
         except ExchangeError:
             raise
         except Exception as error:
+            if is_from_handler(error):
+                raise
             raise protocol.refused(x, error) from error
 
     def limits(self) -> native.Limits:
@@ -236,7 +239,9 @@ def _export_function() -> Any:
         known = sample._datatype_enum() == 1
         export = pywrap_tfe.TFE_ToDlpackCapsule
         return export if known and native.take_capsule(export(sample)).shape == (1,) else None
-    except Exception:  # noqa: BLE001  (whatever fails: the public functions remain)
+    except Exception as error:  # whatever fails: the public functions remain
+        if is_from_handler(error):
+            raise
         return None
 
 
@@ -251,7 +256,9 @@ def _import_function() -> tuple[Any, Any] | None:
         handle = context.context()._handle
         back = pywrap_tfe.TFE_FromDlpackCapsule(sample._capsule(False), handle)
         return (pywrap_tfe.TFE_FromDlpackCapsule, handle) if back.shape == (3,) else None
-    except Exception:  # noqa: BLE001  (whatever fails: the public functions remain)
+    except Exception as error:  # whatever fails: the public functions remain
+        if is_from_handler(error):
+            raise
         return None
 
 

@@ -16,6 +16,7 @@ from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.torch import internals
 from dlbridge.frameworks.torch.internals import guard_is_open
+from dlbridge.signals import is_from_handler
 from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
 
 _TABLE = protocol.TABLE
@@ -170,6 +171,8 @@ class Torch(Framework):
         except ExchangeError:
             raise
         except Exception as error:
+            if is_from_handler(error):
+                raise
             raise protocol.refused(x, error) from error
 
     def limits(self) -> native.Limits:

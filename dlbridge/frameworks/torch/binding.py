@@ -32,6 +32,7 @@ from dlbridge.kernels.kernel import Kernel, Shortcut, all_published, find, is_na
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
 from dlbridge.kernels.schema import Arguments, Schema, described, refusal, refuse_scalar, unfit
+from dlbridge.signals import is_from_handler
 
 _OLDEST = "2.6"  # with all that operators need: register_vmap, substitute_in_graph
 if not hasattr(torch.compiler, "substitute_in_graph"):
@@ -462,7 +463,9 @@ def _tensors_over(address: int, tensor: Any) -> Iterator[Any]:
             continue
         try:
             is_over_it = found.untyped_storage().data_ptr() == address
-        except RuntimeError:  # fake, functorch and the like: no storage
+        except RuntimeError as error:  # fake, functorch and the like: no storage
+            if is_from_handler(error):
+                raise
             continue
         if is_over_it:
             yield found

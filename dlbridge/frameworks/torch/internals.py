@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.exchange import protocol
+from dlbridge.signals import is_from_handler
 
 _CUDA = 2  # kDLCUDA
 _LEGACY = 1  # the legacy default stream, which torch calls 0
@@ -197,7 +198,9 @@ def _library(name: str) -> str:
 def _open_direct(torch: Any) -> None:
     try:
         is_open = _find_words(torch) and _behaves(torch)
-    except Exception:  # noqa: BLE001  (whatever is different: torch's dispatcher remains)
+    except Exception as error:  # whatever is different: torch's dispatcher remains
+        if is_from_handler(error):
+            raise
         is_open = False
     if not is_open:
         native.torch_direct_close()
@@ -351,7 +354,9 @@ def _lends(torch: Any) -> bool:
     tensors = [torch.empty((2, 3), dtype=dtype, device="cpu") for dtype in dtypes(torch)]
     try:
         return all(map(_lends_one, tensors + layouts))
-    except Exception:  # noqa: BLE001  (the table remains)
+    except Exception as error:  # the table remains
+        if is_from_handler(error):
+            raise
         return False
 
 
@@ -365,7 +370,9 @@ def _allocates(torch: Any) -> bool:
     samples += [(shape, torch.int8) for shape in ((), (0, 4), (3, 1))]
     try:
         return all(_is_as_empty(torch, *sample) for sample in samples)
-    except Exception:  # noqa: BLE001  (torch.empty remains)
+    except Exception as error:  # torch.empty remains
+        if is_from_handler(error):
+            raise
         return False
 
 
@@ -476,7 +483,9 @@ def _holds_for_cuda(torch: Any, x: Any) -> bool:
             and _asks_streams(torch, x.device)
             and _allocates_cuda(torch, x.device)
         )
-    except Exception:  # noqa: BLE001  (whatever is different: torch's dispatcher remains)
+    except Exception as error:  # whatever is different: torch's dispatcher remains
+        if is_from_handler(error):
+            raise
         return False
 
 

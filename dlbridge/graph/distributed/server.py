@@ -55,6 +55,7 @@ from dlbridge.graph.session.limits import Limit
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.engine import engine
 from dlbridge.mpi.job import Nap
+from dlbridge.signals import is_from_handler
 
 __all__ = ["Server"]
 
@@ -406,7 +407,7 @@ class Server:
             if step not in self._errors:  # else the driver knows
                 self.tell_all((driver,), step, _FAILED, self.describe(error))
             self.transport.give_up(step)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
+            if isinstance(error, KeyboardInterrupt | SystemExit) or is_from_handler(error):
                 raise
         finally:
             self._active.discard(step)

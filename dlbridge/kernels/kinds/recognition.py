@@ -25,6 +25,7 @@ from dlbridge.kernels.kinds import cuda_launch, python_kernel, raw, triton
 from dlbridge.kernels.kinds.cuda_launch import Compiled, Launch
 from dlbridge.kernels.kinds.python_kernel import FRAMEWORKS
 from dlbridge.kernels.schema import Schema
+from dlbridge.signals import is_from_handler
 
 CONVENTIONS = {
     "dltensors": "int f(void *context, DLTensor *arguments, int count)",
@@ -330,6 +331,8 @@ def _read_tvm_module(fn: Any, abi: str | None) -> Function:
     try:
         main = fn["main"]
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise ArgumentError(
             f"wrap: the {describe(fn)} has no function 'main' ({error}); pass module['name']"
         ) from error

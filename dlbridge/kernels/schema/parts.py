@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from dlbridge.dtype import NAMES, DType, as_dtype
 from dlbridge.errors import UnsupportedTypeError
 from dlbridge.exchange import protocol
+from dlbridge.signals import is_from_handler
 
 # Those of kernel.h.
 MAX_TENSORS = 32
@@ -521,7 +522,9 @@ def _extents(shape: Any) -> tuple[Any, ...] | None:
 def _place(value: Any) -> str:
     try:
         device = getattr(value, "device", None)  # NumPy 1 has none
-    except Exception:  # noqa: BLE001  (a tracer may refuse the question, in any way)
+    except Exception as error:  # a tracer may refuse the question, in any way
+        if is_from_handler(error):
+            raise
         return ""
     return str(getattr(device, "platform", device)) if device is not None else "cpu"
 

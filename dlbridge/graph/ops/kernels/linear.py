@@ -20,6 +20,7 @@ from dlbridge.graph.ops.kernels import (
     require_rank,
     require_shape,
 )
+from dlbridge.signals import is_from_handler
 
 
 @kernel("MatMul")
@@ -190,7 +191,13 @@ def inverse(node: Node, context: Context) -> Function:
     def solve(x: Array, *sides: Array) -> Array:
         try:
             return function(adjoint(x) if node.attrs["adjoint"] else x, *sides)
-        except (ArithmeticError, RuntimeError, np.linalg.LinAlgError):  # each framework's own class
+        except (
+            ArithmeticError,
+            RuntimeError,
+            np.linalg.LinAlgError,
+        ) as error:  # each framework's own class
+            if is_from_handler(error):
+                raise
             raise InvalidArgumentError("Input is not invertible.", node) from None
 
     return in_wider(context, kind, solve)
