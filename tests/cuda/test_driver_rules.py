@@ -21,16 +21,16 @@ def forget_fault(machine: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
-def test_loading_a_module_breaks_a_capture_of_its_thread(machine: Any, mode: int) -> None:
+def test_loading_a_module_may_break_a_capture_of_its_thread(machine: Any, mode: int) -> None:
+    """It does on the fake driver; that of CUDA 13.0 lets it pass."""
     stream = machine.stream()
+    library, made = machine.driver.library, ctypes.c_void_p()
     with machine.driver.on(0):
         machine.driver.call("cuStreamBeginCapture_v2", stream, mode)
-        with pytest.raises(DriverError) as caught:
-            machine.driver.make("cuModuleLoadData", KERNEL.read_bytes() + b"\0")
-        assert caught.value.code == UNSUPPORTED
-        graph = ctypes.c_void_p()
-        ended = machine.driver.library.cuStreamEndCapture(stream, ctypes.byref(graph))
-        assert ended == INVALIDATED
+        loaded = library.cuModuleLoadData(ctypes.byref(made), KERNEL.read_bytes() + b"\0")
+        ended = library.cuStreamEndCapture(stream, ctypes.byref(ctypes.c_void_p()))
+    codes = [(UNSUPPORTED, INVALIDATED)] + ([] if machine.is_fake else [(0, 0)])
+    assert (loaded, ended) in codes
     forget_fault(machine, "capture")
 
 
