@@ -143,14 +143,14 @@ class Backend:
 
     def take_filled(self, xp: Any, x: Any, numbers: Any, axis: int) -> Any:
         """Return slices along an axis; those whose number is out of range are zero."""
-        extent = x.shape[axis]
+        extent, is_text = x.shape[axis], x.dtype == object
         if not extent:
             dims = (*x.shape[:axis], numbers.shape[0], *x.shape[axis + 1 :])
             return xp.zeros(dims, dtype=x.dtype, device=x.device)
         inside = (numbers >= 0) & (numbers < extent)
         found = xp.take(x, xp.where(inside, numbers, xp.zeros_like(numbers)), axis=axis)
         mask = xp.reshape(inside, (-1, *(1,) * (len(x.shape) - axis - 1)))
-        return xp.where(mask, found, xp.zeros_like(found))
+        return xp.where(mask, found, np.array(b"", object) if is_text else xp.zeros_like(found))
 
 
 _PUTS = {"Add": np.add, "Sub": np.subtract, "Max": np.maximum, "Min": np.minimum}

@@ -21,9 +21,18 @@ from typing import Any, ClassVar
 
 from dlbridge.errors import DLBridgeError
 
+_OURS = ("message", "op")
+_TENSORFLOWS = ("node_def", "op", "message", "error_code")
+
 
 class OpError(DLBridgeError):
     """An operation failed.
+
+    Args:
+        *given: `message, op`, of which `op` may be left out; or as in TensorFlow
+            `node_def, op, message, error_code`, of which the last is of this class alone. The
+            first of TensorFlow's is never a str.
+        node_def, op, message, error_code: the same by name.
 
     Attributes:
         message: the text without the operation.
@@ -35,20 +44,27 @@ class OpError(DLBridgeError):
     code: ClassVar[int] = 2
     reason = "unknown"
 
-    def __init__(self, message: str, op: Any = None) -> None:
-        super().__init__(message)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        names = _OURS if given and isinstance(given[0], str) else _TENSORFLOWS
+        found = dict(zip(names, given, strict=False))
+        if len(given) > len(names) or found.keys() & named or named.keys() - set(_TENSORFLOWS):
+            raise TypeError(
+                f"{type(self).__name__} takes (message, op) or (node_def, op, message), by place "
+                f"or by name; got {len(given)} arguments and {', '.join(named) or 'no names'}"
+            )
+        found |= named
+        super().__init__(found.get("message") or "")
         self.message: str = self.args[0]
-        self.op = op
-
-    @property
-    def error_code(self) -> int:
-        """The code of this class of errors."""
-        return self.code
+        self.op = found.get("op")
+        self._node_def = found.get("node_def")
+        self.error_code: int = found.get("error_code") or self.code
 
     @property
     def node_def(self) -> Any:
         """The NodeDef of the operation, or None."""
-        return None if self.op is None else self.op.node_def
+        if self._node_def is not None or self.op is None:
+            return self._node_def
+        return self.op.node_def
 
     def __str__(self) -> str:
         where = "" if self.op is None else f"\n\t [[node {self.op.name} ({self.op.type})]]"
@@ -193,9 +209,15 @@ def failure(node: Any, error: Exception, calls_user: bool = False) -> OpError:
     Args:
         node: what failed.
         error: what its kernel raised.
-        calls_user: whether the kernel runs a user's Python function, so that an OpError that is not
-            about this node comes from another graph or session.
+        calls_user: whether the kernel runs a user's Python function. An OpError of no operation is
+            what the function has to say of this node, and keeps its class; one of another
+            operation comes from another graph or session.
     """
+    if isinstance(error, OpError) and calls_user and error.op is None:
+        kind = next(each for each in type(error).__mro__ if each.__module__ == __name__)
+        made: OpError = kind(error.message, node)
+        made.error_code = error.error_code
+        return made
     if isinstance(error, OpError) and (not calls_user or error.op is node):
         if error.op is None:
             error.op = node

@@ -225,6 +225,8 @@ def _loop_place(placed: Placed) -> Place | None:
     ufunc, place = placed.spec.ufunc, placed.place
     if ufunc is None or place.device:
         return None
+    if placed.spec.only_if is not None and not placed.spec.only_if(placed.node):
+        return None
     kinds = [each.dtype for each in placed.node.inputs]
     if any(kind.is_ref or kind.dlpack is None for kind in kinds):
         return None

@@ -175,6 +175,7 @@ class Spec(NamedTuple):
         ufunc: the name of the NumPy ufunc that computes the same on NumPy arrays of its dtypes, or
             None; the plan may then run it in C. In another framework its backend says for which
             dtypes that gives the same (`Backend.is_exact`).
+        only_if: tells of which nodes `ufunc` is true; None: of all.
         folds: whether it applies `ufunc` to its inputs, which have the same shape, from left to
             right.
         host: indices of inputs that arrive as NumPy arrays in host memory whatever the framework
@@ -193,6 +194,7 @@ class Spec(NamedTuple):
 
     factory: Factory
     ufunc: str | None = None
+    only_if: Callable[[Any], bool] | None = None
     folds: bool = False
     host: tuple[int, ...] = ()
     host_result: bool = False
@@ -243,7 +245,8 @@ load = FirstUse()
 """Loads the kernels of every family of op types."""
 
 _SPECS: dict[tuple[str, str | None], Spec] = {}
-_LACKING: dict[tuple[str, str], frozenset[DataType]] = {}
+_LACKING: dict[tuple[str | None, str], frozenset[DataType]] = {}
+_MOVING: dict[str, frozenset[str]] = {}
 _loaders: list[Callable[[str], None]] = []
 _frameworks: dict[str, FirstUse] = {}
 _ready: set[str] = set()
@@ -253,6 +256,7 @@ def kernel(
     *types: str,
     framework: str | None = None,
     ufunc: str | None = None,
+    only_if: Callable[[Any], bool] | None = None,
     folds: bool = False,
     host: tuple[int, ...] = (),
     host_result: bool = False,
@@ -266,8 +270,9 @@ def kernel(
 
     def register(factory: F) -> F:
         spec = Spec(
-            factory, ufunc, folds, host, host_result, only, handles, traceable, forwards, calls_user
-        )
+            factory, ufunc, only_if, folds, host, host_result, only, handles, traceable, forwards,
+            calls_user,
+        )  # fmt: skip
         for name in types:
             key = name, framework
             assert key not in _SPECS, f"two kernels for {key}"
@@ -282,16 +287,38 @@ SAME_UFUNC = "same"
 
 
 def lacks(framework: str, dtypes: Iterable[DataType], types: Iterable[str]) -> None:
-    """Say that a framework has no arithmetic in some dtypes: such nodes run in NumPy."""
+    """Say that a framework lacks some op types in some dtypes: such nodes run in NumPy."""
     for name in types:
         known = _LACKING.get((name, framework), frozenset())
         _LACKING[name, framework] = known | frozenset(dtypes)
 
 
+def only_stores(framework: str, dtypes: Iterable[DataType], moving: Iterable[str]) -> None:
+    """Say that a framework does not compute in some dtypes: nodes with one run in NumPy.
+
+    Args:
+        framework: its name.
+        dtypes: those that it only stores.
+        moving: op types that it has nevertheless: they move or copy elements as they are.
+    """
+    _LACKING[None, framework] = frozenset(dtypes)
+    _MOVING[framework] = frozenset(moving)
+
+
+def _is_lacking(node: Node, framework: str) -> bool:
+    """Tell whether a framework lacks the op type of a node in one of its dtypes."""
+    lacking = _LACKING.get((node.type, framework), frozenset())
+    stored = _LACKING.get((None, framework))
+    if stored and node.type not in _MOVING[framework] and (node.type, None) in _SPECS:
+        lacking |= stored
+    return bool(lacking) and not lacking.isdisjoint(_dtypes(node))
+
+
 def _dtypes(node: Node) -> Iterator[DataType]:
-    yield from node.output_types
+    for kind in node.output_types:
+        yield kind.base_dtype
     for each in node.inputs:
-        yield each.op.output_types[each.value_index]
+        yield each.op.output_types[each.value_index].base_dtype
 
 
 def find(node: Node, framework: str) -> Spec:
@@ -303,8 +330,7 @@ def find(node: Node, framework: str) -> Spec:
     if framework not in _ready:
         load_framework(framework)
         _ready.add(framework)
-    lacking = _LACKING.get((node.type, framework))
-    if lacking and not lacking.isdisjoint(_dtypes(node)):
+    if framework in _MOVING and _is_lacking(node, framework):
         return find(node, "numpy")._replace(only=("numpy",))
     spec, general = _SPECS.get((node.type, framework)), _SPECS.get((node.type, None))
     if spec is not None and spec.ufunc == SAME_UFUNC:

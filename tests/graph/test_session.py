@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import pickle
 import subprocess
 import sys
 import threading
@@ -324,6 +325,56 @@ def test_errors_of_python_functions_have_tensorflows_class(
     assert caught.value.op is y.op  # type: ignore[attr-defined]
     assert type(caught.value.__cause__) is raised
     assert session.run(tf.constant(1)) == 1
+
+
+CLASSES = sorted(
+    [tf.errors.OpError, *tf.errors.OpError.__subclasses__()],
+    key=lambda each: (each.code, each.__name__),
+)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_of_tensorflow_that_a_function_raises_arrives_as_that_class(
+    graph: tf.Graph, kind: type[tf.errors.OpError]
+) -> None:
+    code = 11 if kind is tf.errors.OpError else kind.code
+
+    def fail() -> Any:
+        raise kind(None, None, "end", code)
+
+    y = tf.py_func(fail, [], tf.float32)
+    with pytest.raises(kind) as caught:
+        tf.Session().run(y)
+    error = caught.value
+    assert type(error) is kind
+    assert (error.message, error.op, error.error_code) == ("end", y.op, code)
+    assert error.__cause__ is not error
+
+
+def test_an_error_of_another_session_in_a_function_is_unknown(graph: tf.Graph) -> None:
+    def run_another() -> Any:
+        with tf.Graph().as_default():
+            return tf.Session().run(tf.placeholder(tf.float32))
+
+    with pytest.raises(tf.errors.UnknownError, match="InvalidArgumentError: You must feed"):
+        tf.Session().run(tf.py_func(run_another, [], tf.float32))
+
+
+def test_errors_take_the_arguments_of_tensorflow_by_place_and_by_name(graph: tf.Graph) -> None:
+    op = tf.constant(1).op
+    kind = tf.errors.NotFoundError
+    for error in (kind("gone", op), kind(None, op, "gone"), kind(op=op, message="gone"),
+                  kind(None, None, message="gone"), kind(op.node_def, None, "gone")):  # fmt: skip
+        assert (error.message, error.error_code) == ("gone", 5)
+        assert str(error).startswith("gone")
+    for error in (kind(op.node_def, None, "gone"), kind("gone", op)):
+        assert error.node_def.name == "Const"
+    assert tf.errors.OpError(None, None, "gone", 7).error_code == 7
+    for wrong in (lambda: kind("gone", op, "x"), lambda: kind("gone", text="x"),
+                  lambda: kind("gone", message="x"), lambda: kind(*range(5))):  # fmt: skip
+        with pytest.raises(TypeError, match=r"NotFoundError takes \(message, op\) or"):
+            wrong()
+    assert pickle.loads(pickle.dumps(kind(None, None, "gone"))).message == "gone"
 
 
 def test_an_interrupt_is_not_an_error_of_an_operation(graph: tf.Graph) -> None:

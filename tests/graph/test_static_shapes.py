@@ -161,3 +161,56 @@ def test_ranges_are_pythons(start: int, limit: int, delta: int) -> None:
             generate.range_length(*numbers)
     else:
         assert generate.range_length(*numbers) == len(range(start, limit, delta))
+
+
+INFERRED: list[tuple[str, list[Any], Any]] = [
+    ("MatrixSetDiag", [None, [None]], [None, None]),
+    ("MatrixSetDiag", [[None, 2, 3], [4, None]], [4, 2, 3]),
+    ("MatrixDiagPart", [[4, None, 0]], [4, 0]),
+    ("MatrixSolve", [None, [None, 1]], [None, 1]),
+    ("MatrixSolve", [None, [4, 2, 1]], [4, 2, 1]),
+    ("MatrixSolve", [[4, None, 2], None], [4, 2, None]),
+    ("BatchMatMul", [None, [4, 2, 3]], [4, None, 3]),
+    ("BatchMatMul", [[4, 2, 3], None], [4, 2, None]),
+    ("BatchMatMulV2", [None, [4, 2, 3]], None),
+    ("BiasAddV1", [[2, 5, 3], None], [2, 5, 3]),
+    ("BiasAdd", [[2, 5, None], [3]], [2, 5, 3]),
+    ("SoftmaxCrossEntropyWithLogits", [[2, None], None], [2]),
+    ("SoftmaxCrossEntropyWithLogits", [[1, None], None], [None]),
+    ("SoftmaxCrossEntropyWithLogits", [[None, 0], [3, None]], [3]),
+    ("Tile", [[0, 2], [None]], [0, None]),
+    ("Tile", [[None, 0], None], [None, 0]),
+    ("StringJoin", [None, [1]], [1]),
+    ("StringJoin", [[], [2, None], [None, 3]], [2, 3]),
+    ("StringJoin", [[], []], []),
+    ("StringJoin", [[], None], None),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "wanted"), INFERRED)
+def test_one_input_says_what_another_leaves_open(op: str, inputs: list[Any], wanted: Any) -> None:
+    """As in TensorFlow, to the last extent."""
+    kinds = [tf.float32] * len(inputs)
+    if op == "Tile":
+        kinds[1] = tf.int32
+    if op == "StringJoin":
+        found = tf.string_join([tf.placeholder(tf.string, each) for each in inputs]).shape
+    else:
+        tensors = [tf.placeholder(*each) for each in zip(kinds, inputs, strict=True)]
+        found = tf.get_default_graph().create_op(op, tensors).outputs[0].shape
+    assert (None if found.rank is None else found.as_list()) == wanted
+
+
+def test_vectors_are_joined_along_the_only_axis_there_is() -> None:
+    shape = tf.concat([tf.placeholder(tf.int32, [n]) for n in (1, 2)], tf.placeholder(tf.int32, []))
+    assert shape.shape == [3]
+    assert tf.random_uniform(shape).shape.rank == 3
+
+
+def test_known_shapes_that_do_not_fit_are_unequal_in_a_scalar() -> None:
+    x, y = (tf.placeholder(tf.float32, [extent]) for extent in (2, 3))
+    attrs = {"incompatible_shape_error": False}
+    graph = tf.get_default_graph()
+    assert graph.create_op("Equal", [x, y], attrs=attrs).outputs[0].shape == []
+    open_ = tf.placeholder(tf.float32, [None])
+    assert graph.create_op("Equal", [open_, open_], attrs=attrs).outputs[0].shape.rank is None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 
 from dlbridge.execution.backend import Backend, converting_mover, device_object
@@ -63,10 +64,14 @@ class _Torch(Backend):
         return call
 
     def compile(self, body: Body, count: int, device: Any) -> Callable[..., Any]:
+        """Compile with NumPy arrays that torch can trace: of read-only ones it refuses views."""
+        body.constants = [(number, _traceable(value)) for number, value in body.constants]
         compiled: Callable[..., Any] = torch.compile(
             lambda *values: body(values[:count], values[count:])
         )
-        return compiled
+        if not body.hosts:
+            return compiled
+        return lambda *values: compiled(*values[:count], *map(_traceable, values[count:]))
 
     def is_exact(self, ufunc: str, dtype: DataType) -> bool:
         """Only of a torch whose tensors the core can read and allocate."""
@@ -104,6 +109,12 @@ class _Torch(Backend):
     def scatter(self, how: str) -> Callable[[Any, Any, Any], Any]:
         adds = how == "Add"
         return lambda old, numbers, rows: old.index_put((numbers,), rows, accumulate=adds)
+
+
+def _traceable(value: Any) -> Any:
+    """Return an array itself, or a copy of one that is read-only."""
+    is_fixed = isinstance(value, np.ndarray) and not value.flags.writeable
+    return value.copy() if is_fixed else value
 
 
 BACKEND = _Torch()

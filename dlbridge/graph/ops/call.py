@@ -161,6 +161,8 @@ def py_func(
         InvalidArgumentError: in a run: `func` raised ValueError or TypeError, or returned other
             dtypes or another number of results. StopIteration becomes OutOfRangeError, MemoryError
             ResourceExhaustedError, NotImplementedError UnimplementedError, all else UnknownError.
+            An error of `tf.errors` that `func` raises itself, as in `tf.errors.OutOfRangeError(
+            None, None, "end")`, arrives as that class.
 
     All functions of a run are called in the thread that called `run`, one after another, stateful
     ones in the order of their creation where inputs and control dependencies leave it open.

@@ -74,6 +74,8 @@ def _convolution(c: Inference) -> Shapes:
         raise c.error(
             f"Depth of input ({given}) is not a multiple of input depth of filter ({depth})"
         )
+    if given == 0:
+        raise c.error("Number of groups must not be 0: the images have no channels")
     if given and depth and channels is not None and channels % (given // depth):
         raise c.error(
             f"Depth of output ({channels}) is not a multiple of the number of groups "
@@ -110,7 +112,7 @@ def _backprop_input(c: Inference) -> Shapes:
         return [_arrange(layout, gradient[0], sizes, windows[2])]
     dims = require_rank(sizes, 4, c)
     depth = dims[layout.channel]
-    if depth is not None and windows[2] is not None and (not windows[2] or depth % windows[2]):
+    if depth and windows[2] is not None and (not windows[2] or depth % windows[2]):
         raise c.error(f"Depth of input ({depth}) is not a multiple of the filter's {windows[2]}")
     merge_dim(dims[0], gradient[0], c)
     return [(gradient[0], *dims[1:])]

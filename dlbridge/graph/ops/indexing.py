@@ -312,7 +312,8 @@ def gather_nd(
         indices: shape [..., depth]: each vector indexes the first `depth` axes.
         name: of the operation.
         batch_dims: how many leading axes of both belong together.
-        bad_indices_policy: "" or "ERROR".
+        bad_indices_policy: "ERROR" (also ""), or "IGNORE": a slice out of range is zero, an
+            update left out.
 
     Raises:
         InvalidArgumentError: when run, an index is out of range. JAX gives zeros instead.
@@ -359,7 +360,8 @@ def scatter_nd(
         indices: shape [..., depth]: each vector indexes the first `depth` axes of the result.
         updates: a slice for each vector; those for the same place are added up.
         shape: a vector, of the indices' dtype.
-        bad_indices_policy: "" or "ERROR".
+        bad_indices_policy: "ERROR" (also ""), or "IGNORE": a slice out of range is zero, an
+            update left out.
         name: of the operation.
 
     Raises:

@@ -37,8 +37,9 @@ def _concat_dims(parts: Shapes, axis: int | None, c: Inference) -> Dims | None:
     rank = ranks.pop()
     if rank == 0:
         raise c.error("Can't concatenate scalars (use tf.stack instead)")
-    if axis is None:
+    if axis is None and rank > 1:
         return (None,) * rank
+    axis = axis or 0  # the only one there is, where the rank is 1
     if not -rank <= axis < rank:
         least = axis + 1 if axis >= 0 else -axis
         raise c.error(f"Shape must be at least rank {least} but is rank {rank}")

@@ -63,11 +63,12 @@ def _product(a: Dims, b: Dims, flip_a: bool, flip_b: bool, c: Inference) -> Dims
 def _batch_matmul(c: Inference) -> Shapes:
     """Leading dimensions are broadcast; those of the first version are equal."""
     a, b = (at_least(c.dims(i), 2, c) for i in (0, 1))
-    if a is None or b is None:
-        return [None]
-    batch = (merge if c.type == "BatchMatMul" else broadcast_dims)(a[:-2], b[:-2], c)
-    assert batch is not None
-    return [(*batch, *_product(a[-2:], b[-2:], c.attrs["adj_x"], c.attrs["adj_y"], c))]
+    combine = merge if c.type == "BatchMatMul" else broadcast_dims
+    first, second = (None if each is None else each[:-2] for each in (a, b))
+    batch = combine(first, second, c)
+    x, y = ((None, None) if each is None else each[-2:] for each in (a, b))
+    product = _product(x, y, c.attrs["adj_x"], c.attrs["adj_y"], c)
+    return [None if batch is None else (*batch, *product)]
 
 
 def _einsum(c: Inference) -> Shapes:
@@ -88,17 +89,24 @@ def _diagonal_part(c: Inference) -> Shapes:
     dims = at_least(c.dims(0), 2, c)
     if dims is None:
         return [None]
-    rows, columns = dims[-2:]
-    return [(*dims[:-2], None if rows is None or columns is None else min(rows, columns))]
+    return [(*dims[:-2], _smaller(*dims[-2:]))]
+
+
+def _smaller(rows: int | None, columns: int | None) -> int | None:
+    """Return how long the diagonal is."""
+    if 0 in (rows, columns):
+        return 0
+    return None if rows is None or columns is None else min(rows, columns)
 
 
 def _set_diagonal(c: Inference) -> Shapes:
-    """The diagonal fits the matrix."""
+    """The diagonal fits the matrix, and says which dimensions are before its last two."""
     dims, diagonal = at_least(c.dims(0), 2, c), at_least(c.dims(1), 1, c)
-    if dims is None or diagonal is None:
+    if diagonal is None:
         return [dims]
-    smallest = None if None in dims[-2:] else min(dims[-2:])  # type: ignore[type-var]
-    merge((*dims[:-2], smallest), diagonal, c)
+    dims = merge(dims, (*diagonal[:-1], None, None), c)
+    assert dims is not None
+    merge_dim(_smaller(*dims[-2:]), diagonal[-1], c)
     return [dims]
 
 
@@ -118,11 +126,10 @@ def _determinant(c: Inference) -> Shapes:
 def _solve(c: Inference) -> Shapes:
     """A square matrix and its right-hand sides."""
     (matrix,), sides = _square(c), at_least(c.dims(1), 2, c)
-    if matrix is None or sides is None:
-        return [None]
-    batch = merge(matrix[:-2], sides[:-2], c)
-    assert batch is not None
-    return [(*batch, merge_dim(matrix[-1], sides[-2], c), sides[-1])]
+    columns = None if sides is None else sides[-1]
+    rows = None if sides is None else sides[:-1]
+    rows = merge(None if matrix is None else matrix[:-1], rows, c)
+    return [None if rows is None else (*rows, columns)]
 
 
 def _cross(c: Inference) -> Shapes:

@@ -27,7 +27,7 @@ def _equal(c: Inference) -> Shapes:
     try:
         return broadcast(c)
     except ValueError:
-        return [None]
+        return [()]
 
 
 def _select(c: Inference) -> Shapes:

@@ -30,6 +30,7 @@ from dlbridge.graph.ops.array import reshape, shape, transpose
 from dlbridge.graph.ops.basic import identity, stop_gradient
 from dlbridge.graph.ops.indexing import dynamic_partition, dynamic_stitch, gather
 from dlbridge.graph.ops.joining import concat
+from dlbridge.graph.ops.linear import matmul
 from dlbridge.graph.ops.shared import (
     HALF_FIRST,
     NUMBER,
@@ -65,9 +66,13 @@ def _logits(c: Inference) -> Shapes:
 
 
 def _cross_entropy(c: Inference) -> Shapes:
-    """A loss for each row, and the gradient of each logit."""
-    dims = broadcast_dims(c.dims(0), c.dims(1), c)
-    dims = require_rank(dims, 2, c)
+    """A loss for each row, and the gradient of each logit; the two inputs are broadcast."""
+    logits, labels = c.dims(0), c.dims(1)
+    if logits is None or labels is None:  # one that is known has the rows, unless there is one
+        known = require_rank(labels if logits is None else logits, 2, c)
+        dims = tuple([None if dim == 1 else dim for dim in known])
+    else:
+        dims = require_rank(broadcast_dims(logits, labels, c), 2, c)
     return [dims[:1], dims]
 
 
@@ -82,8 +87,8 @@ def _bias_add(c: Inference) -> Shapes:
     channels_first = c.attrs.get("data_format") == b"NCHW"
     dims = at_least(c.dims(0), 3 if channels_first else 2, c)
     (length,) = require_rank(c.dims(1), 1, c)
-    if dims is None or c.dims(1) is None:
-        return [None]  # also of a bias of unknown rank, as in TensorFlow
+    if dims is None:
+        return [None]
     axis = 1 if channels_first else len(dims) - 1
     return [(*dims[:axis], merge_dim(dims[axis], length, c), *dims[axis + 1 :])]
 
@@ -330,13 +335,13 @@ def xw_plus_b(x: Any, weights: Any, biases: Any, name: str | None = None) -> Ten
         name: of the last operation.
     """
     with name_scope(name, "xw_plus_b", [x, weights, biases]) as full:
-        return bias_add(result("MatMul", (x, weights)), biases, name=full)
+        return bias_add(matmul(x, weights), biases, name=full)
 
 
 def relu_layer(x: Any, weights: Any, biases: Any, name: str | None = None) -> Tensor:
     """Return relu(matmul(x, weights) + biases); arguments as of `xw_plus_b`."""
     with name_scope(name, "relu_layer", [x, weights, biases]) as full:
-        return relu(bias_add(result("MatMul", (x, weights)), biases), full)
+        return relu(bias_add(matmul(x, weights), biases), full)
 
 
 def crelu(features: Any, name: str | None = None, axis: int = -1) -> Tensor:

@@ -29,7 +29,7 @@ def _tile(c: Inference) -> Shapes:
     require_rank(c.dims(1), 1, c)
     dims, multiples = c.dims(0), c.constant_dims(1)
     if multiples is None:
-        return [None if dims is None else (None,) * len(dims)]
+        return [None if dims is None else tuple([0 if dim == 0 else None for dim in dims])]
     dims = require_rank(dims, len(multiples), c)
     return [tuple(map(_product, dims, multiples))]
 

@@ -19,13 +19,12 @@ __all__ = ["as_string", "decode_raw", "string_join", "string_to_number"]
 
 
 def _string_join(c: Inference) -> Shapes:
-    dims: Dims | None = ()
+    """All that are no scalars have the shape of the result."""
+    if all(each._dims == () for each in c.inputs):
+        return [()]
+    dims: Dims | None = None
     for each in c.inputs:
-        if each._dims is None:
-            dims = None
-        elif dims == ():
-            dims = each._dims
-        elif each._dims != () and dims is not None:
+        if each._dims:
             dims = merge(dims, each._dims, c)
     return [dims]
 

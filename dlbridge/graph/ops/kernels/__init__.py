@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -227,13 +226,13 @@ def cached(node: Node, host: tuple[int, ...], compute: Callable[..., Any]) -> Ca
         op = node.inputs[i].op
         if op.type != "Const":
             return compute
-        known.append(op.attrs["value"].array)
+        known.append(id(op.attrs["value"].array))  # the node keeps it alive
     last: tuple[Any, Any] | None = None
 
     def lookup(dims: Any, *values: Any) -> Any:
         nonlocal last
         found = last  # another thread may replace it at any time, but never change it
-        constant = all(map(is_, values, known))
+        constant = [id(each) for each in values] == known
         if found is not None and constant and found[0] == dims:
             return found[1]
         value = compute(dims, *values)

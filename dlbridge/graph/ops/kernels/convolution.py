@@ -41,8 +41,17 @@ def convolution(node: Node, context: Context, convolve: Convolve) -> Function:
     def run(images: Any, weights: Any) -> Any:
         if layout.channels_first:
             images = channels_last(xp, images)
+        axes = _axes(node, layout, images, weights)
         groups = _groups(node, images.shape[-1], weights.shape)
-        out = convolve(images, weights, _axes(node, layout, images, weights), groups)
+        dims = (images.shape[0], *[axis.output for axis in axes], weights.shape[-1])
+        if 0 in dims:
+            out = xp.zeros(dims, dtype=images.dtype, device=context.device)
+        elif 0 in weights.shape:
+            raise InvalidArgumentError(
+                f"filter must not have zero elements, got shape {list(weights.shape)}", node
+            )
+        else:
+            out = convolve(images, weights, axes, groups)
         return channels_first(xp, out) if layout.channels_first else out
 
     return widened(run, node, context)
@@ -65,8 +74,8 @@ def depthwise_convolution(node: Node, context: Context, convolve: Convolve) -> F
                 f"input and filter must have the same depth: {channels} vs {weights.shape[2]}", node
             )
         axes = _axes(node, layout, images, weights)
-        if 0 in weights.shape[:2]:  # of a window without elements TensorFlow makes zeros
-            dims = (images.shape[0], *[axis.output for axis in axes], channels * weights.shape[3])
+        dims = (images.shape[0], *[axis.output for axis in axes], channels * weights.shape[3])
+        if 0 in weights.shape or 0 in dims:  # the sum over no elements
             out = xp.zeros(dims, dtype=images.dtype, device=context.device)
         else:
             out = convolve(images, weights, axes, channels)
@@ -84,7 +93,8 @@ def transposed_convolution(node: Node, context: Context, spread: Spread) -> Func
         if layout.channels_first:
             gradient = channels_last(xp, gradient)
         shape = _input_shape(layout, sizes, weights, gradient)
-        groups = _groups(node, shape[-1], weights.shape)
+        is_empty = 0 in shape or 0 in weights.shape or 0 in gradient.shape
+        groups = _groups(node, shape[-1], weights.shape) if shape[-1] else 0
         axes = tuple(
             [
                 layout.axis(dimension, size, window)
@@ -100,7 +110,10 @@ def transposed_convolution(node: Node, context: Context, spread: Spread) -> Func
                 f"last), got {list(gradient.shape)}",
                 node,
             )
-        out = spread(gradient, weights, axes, groups)
+        if is_empty:  # of nothing comes no gradient
+            out = xp.zeros(shape, dtype=gradient.dtype, device=context.device)
+        else:
+            out = spread(gradient, weights, axes, groups)
         return channels_first(xp, out) if layout.channels_first else out
 
     return widened(run, node, context)
@@ -144,11 +157,14 @@ def _groups(node: Node, channels: int, shape: Sequence[int]) -> int:
             f"input depth must be evenly divisible by filter depth: {channels} vs {depth}", node
         )
     groups = channels // depth
-    if groups and count % groups:
+    if not groups:
+        raise InvalidArgumentError("Number of groups must not be 0: the images have no channels",
+                                   node)  # fmt: skip
+    if count % groups:
         raise InvalidArgumentError(
             f"output depth must be evenly divisible by number of groups: {count} vs {groups}", node
         )
-    return max(groups, 1)
+    return groups
 
 
 # ---- on the array API --------------------------------------------------------------------------

@@ -40,9 +40,9 @@ def linear(node: Node, context: Context) -> Function:
         if length == 1:
             return start.reshape((1,))
         step = xp.divide(xp.subtract(stop, start), number(context, length - 1, kind))
-        steps = context.asarray(np.arange(length - 1).astype(kind.numpy))
-        rising = xp.add(start, xp.multiply(step, steps))
-        return xp.concat([rising, stop.reshape((1,))], axis=0)
+        steps = context.asarray(np.arange(1, length - 1).astype(kind.numpy))
+        between = xp.add(start, xp.multiply(step, steps))
+        return xp.concat([start.reshape((1,)), between, stop.reshape((1,))], axis=0)
 
     return numbers
 

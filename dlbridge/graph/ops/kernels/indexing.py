@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
+from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Array, Function, normalize_axis, require_rank, text, vector
 from dlbridge.proto.datatypes import int64, string
@@ -54,7 +54,7 @@ def _slices(node: Node, context: Context) -> Slices:
             check_range(context, node, indices, extent)
         dims = tuple(params.shape)
         numbers = xp.astype(xp.reshape(indices, (-1,)), context.dtype(int64))
-        flat = _take(context, params, numbers, axis)
+        flat = _take(context, params, numbers, axis, checks=context.checks)
         return xp.reshape(flat, (*dims[:axis], *indices.shape, *dims[axis + 1 :]))
 
     return slices
@@ -107,7 +107,7 @@ def _gather_batches(
         numbers = numbers + starts
     else:
         numbers = xp.where((numbers < 0) | (numbers >= extent), rows * extent, numbers + starts)
-    found = _take(context, table, xp.reshape(numbers, (-1,)))
+    found = _take(context, table, xp.reshape(numbers, (-1,)), checks=context.checks)
     chosen = len(wanted) - batch
     result = xp.reshape(found, (*dims[:batch], *wanted[batch:], *middle, *tail))
     order = [
@@ -119,9 +119,9 @@ def _gather_batches(
     return xp.permute_dims(result, tuple(order))
 
 
-def _take(context: Context, params: Any, numbers: Any, axis: int = 0) -> Any:
+def _take(context: Context, params: Any, numbers: Any, axis: int = 0, *, checks: bool) -> Any:
     """Return slices of an array; where values are not checked, one out of range is zero."""
-    if context.checks:
+    if checks:
         return context.xp.take(params, numbers, axis=axis)
     return context.backend.take_filled(context.xp, params, numbers, axis)
 
@@ -129,7 +129,9 @@ def _take(context: Context, params: Any, numbers: Any, axis: int = 0) -> Any:
 # ---- rows: the first `depth` axes as one -------------------------------------------------------
 
 
-def row_numbers(context: Context, node: Node, indices: Any, dims: Sequence[int]) -> Any:
+def row_numbers(
+    context: Context, node: Node, indices: Any, dims: Sequence[int], *, checks: bool
+) -> Any:
     """Return, for each vector in `indices`, the number of the row it means; checked on the way.
 
     Where values are not checked, one out of range becomes the number after the last.
@@ -141,7 +143,7 @@ def row_numbers(context: Context, node: Node, indices: Any, dims: Sequence[int])
     flat = xp.astype(flat, context.dtype(int64))
     outside = (flat < 0) | (flat >= context.asarray(extents))
     numbers = xp.sum(flat * context.asarray(steps), axis=1)
-    if not context.checks:
+    if not checks:
         return xp.where(xp.any(outside, axis=1), int(prod(dims[:depth])), numbers)
     if bool(xp.any(outside)):
         host = np.asarray(indices.tolist())
@@ -155,18 +157,25 @@ def row_numbers(context: Context, node: Node, indices: Any, dims: Sequence[int])
     return numbers
 
 
-def _check_policy(node: Node) -> None:
+def _refuses_bad_indices(node: Node, context: Context) -> bool:
+    """Tell whether an index out of range ends the run: where values are checked, by default.
+
+    Raises:
+        InvalidArgumentError: the node has a policy that there is not.
+    """
     policy = node.attrs.get("bad_indices_policy", b"")
-    if policy not in (b"", b"DEFAULT", b"ERROR"):
-        raise UnimplementedError(
-            f"{node.type}: bad_indices_policy {policy.decode()!r}; leave it out", node
+    if policy not in (b"", b"DEFAULT", b"ERROR", b"IGNORE"):
+        raise InvalidArgumentError(
+            f"{node.type}: bad_indices_policy must be '', 'DEFAULT', 'ERROR' or 'IGNORE', got "
+            f"{policy.decode(errors='replace')!r}",
+            node,
         )
+    return context.checks and policy != b"IGNORE"
 
 
 @kernel("GatherNd")
 def gather_nd(node: Node, context: Context) -> Function:
-    _check_policy(node)
-    xp = context.xp
+    xp, checks = context.xp, _refuses_bad_indices(node, context)
 
     def gather(params: Any, indices: Any) -> Any:
         dims, depth = tuple(params.shape), indices.shape[-1]
@@ -176,9 +185,14 @@ def gather_nd(node: Node, context: Context) -> Function:
                 f"{len(dims)}",
                 node,
             )
-        numbers = row_numbers(context, node, indices, dims)
-        table = xp.reshape(params, (prod(dims[:depth]), prod(dims[depth:])))
-        found = _take(context, table, numbers)
+        count, inner = prod(dims[:depth]), prod(dims[depth:])
+        if not count and inner and prod(indices.shape[:-1]):
+            raise InvalidArgumentError(
+                f"Requested more than 0 entries, but params is empty: {text(dims)}", node
+            )
+        numbers = row_numbers(context, node, indices, dims, checks=checks)
+        table = xp.reshape(params, (count, inner))
+        found = _take(context, table, numbers, checks=checks)
         return xp.reshape(found, (*indices.shape[:-1], *dims[depth:]))
 
     return gather
@@ -189,8 +203,8 @@ def gather_nd(node: Node, context: Context) -> Function:
 
 @kernel("ScatterNd", host=(2,))
 def scatter_nd(node: Node, context: Context) -> Function:
-    _check_policy(node)
     put, is_text = context.backend.put("Add"), node.output_types[0] is string
+    checks = _refuses_bad_indices(node, context)
 
     def scatter(indices: Any, updates: Any, shape: Any) -> Any:
         dims = tuple(vector(shape, "shape", node))
@@ -200,7 +214,7 @@ def scatter_nd(node: Node, context: Context) -> Function:
             empty = np.full(dims, b"", object)
         else:
             empty = context.xp.zeros(dims, dtype=updates.dtype, device=context.device)
-        return _scatter(context, node, put, empty, indices, updates)
+        return _scatter(context, node, put, empty, indices, updates, checks)
 
     return scatter
 
@@ -213,16 +227,18 @@ def scatter_nd(node: Node, context: Context) -> Function:
     "TensorScatterMin",
 )
 def tensor_scatter(node: Node, context: Context) -> Function:
-    _check_policy(node)
     put = context.backend.put(node.type.removeprefix("TensorScatter"))
+    checks = _refuses_bad_indices(node, context)
 
     def scatter(x: Any, indices: Any, updates: Any) -> Any:
-        return _scatter(context, node, put, context.backend.own(x), indices, updates)
+        return _scatter(context, node, put, context.backend.own(x), indices, updates, checks)
 
     return scatter
 
 
-def _scatter(context: Context, node: Node, put: Any, fresh: Any, indices: Any, updates: Any) -> Any:
+def _scatter(
+    context: Context, node: Node, put: Any, fresh: Any, indices: Any, updates: Any, checks: bool
+) -> Any:
     """Put rows of updates into `fresh`, an array of our own."""
     xp, dims, depth = context.xp, tuple(fresh.shape), indices.shape[-1]
     wanted = (*indices.shape[:-1], *dims[depth:])
@@ -232,11 +248,11 @@ def _scatter(context: Context, node: Node, put: Any, fresh: Any, indices: Any, u
             f"{text(wanted)}, got {text(updates.shape)}",
             node,
         )
-    numbers = row_numbers(context, node, indices, dims)
+    numbers = row_numbers(context, node, indices, dims, checks=checks)
     inner = prod(dims[depth:])
     table = xp.reshape(fresh, (prod(dims[:depth]), inner))
     rows = xp.reshape(updates, (prod(indices.shape[:-1]), inner))
-    if context.checks or context.backend.immutable:
+    if checks or context.backend.immutable:
         return xp.reshape(put(table, numbers, rows), dims)
     spare = xp.zeros((1, inner), dtype=table.dtype, device=context.device)
     return xp.reshape(put(xp.concat([table, spare], axis=0), numbers, rows)[:-1], dims)

@@ -189,6 +189,15 @@ def inverse(node: Node, context: Context) -> Function:
         return xp.conj(flipped) if kind.is_complex else flipped
 
     def solve(x: Array, *sides: Array) -> Array:
+        for each in sides:
+            if x.ndim < 2 or x.shape[-1] != x.shape[-2] or x.shape[:-1] != each.shape[:-1]:
+                raise InvalidArgumentError(
+                    "the matrices must be square, and the right-hand sides have as many rows and "
+                    f"the same outer dimensions: {list(x.shape)} and {list(each.shape)}",
+                    node,
+                )
+            if 0 in each.shape:  # also of a singular matrix
+                return xp.zeros_like(each)
         try:
             return function(adjoint(x) if node.attrs["adjoint"] else x, *sides)
         except (

@@ -22,12 +22,17 @@ _UFUNCS = {
 register_ufuncs(_UFUNCS)
 
 
-@kernel("Equal", ufunc="equal")
-@kernel("NotEqual", ufunc="not_equal")
+def _fails(node: Node) -> bool:
+    """Tell whether a comparison fails where shapes do not fit, as the ufunc does."""
+    return bool(node.attrs["incompatible_shape_error"])
+
+
+@kernel("Equal", ufunc="equal", only_if=_fails)
+@kernel("NotEqual", ufunc="not_equal", only_if=_fails)
 def equal(node: Node, context: Context) -> Function:
     """Shapes that do not fit are unequal as a whole, where the attribute allows it."""
     function: Function = context.xp.equal if node.type == "Equal" else context.xp.not_equal
-    if node.attrs["incompatible_shape_error"]:
+    if _fails(node):
         return function
     differs = context.asarray(np.asarray(node.type == "NotEqual"))
 

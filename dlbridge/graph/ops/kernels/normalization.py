@@ -66,6 +66,9 @@ def _trained(node: Node, context: Context) -> Function:
         count = 1
         for dimension in others:
             count *= x.shape[dimension]
+        if not count:  # the statistics of no images are NaN, the reserves zero
+            unknown, zero = xp.full_like(scale, xp.nan), xp.zeros_like(scale)
+            return x, unknown, unknown, zero, zero
         own_mean = xp.mean(x, axis=others)
         centred = x - across(own_mean)
         own_variance = xp.mean(centred * centred, axis=others)

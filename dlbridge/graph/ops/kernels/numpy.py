@@ -300,7 +300,7 @@ def conv(node: Node, context: Context) -> Function:
     general = convolution.by_columns(context)
 
     def convolve(images: Any, weights: Any, axes: Sequence[Axis], groups: int) -> Any:
-        simple = groups == 1 and images.dtype.kind == "f" and images.size and weights.size
+        simple = groups == 1 and images.dtype.kind == "f" and images.size
         return (_convolve if simple else general)(images, weights, axes, groups)
 
     return convolution.convolution(node, context, convolve)

@@ -64,6 +64,8 @@ def pad_constant(context: Context, x: Any, pairs: Pairs, value: Any) -> Any:
     """Return a copy of x with `value`, a number or a scalar array, around it."""
     xp = context.xp
     if context.backend.immutable:
+        if not pairs:
+            return x
         return xp.pad(x, pairs, constant_values=value)
     dims = [before + dim + after for dim, (before, after) in zip(x.shape, pairs, strict=True)]
     result = xp.empty(tuple(dims), dtype=x.dtype, device=context.device)

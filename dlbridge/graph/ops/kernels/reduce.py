@@ -20,7 +20,7 @@ from dlbridge.graph.ops.kernels import (
     text,
     wider,
 )
-from dlbridge.proto.datatypes import DataType, float64, int64, uint8
+from dlbridge.proto.datatypes import DataType, float64, int64, uint8, uint64
 
 
 @kernel("Sum", "Prod", host=(1,))
@@ -45,7 +45,7 @@ def total(node: Node, context: Context) -> Function:
 def mean(node: Node, context: Context) -> Function:
     """The mean of integers is rounded towards zero; that of nothing is NaN, or 0."""
     xp, kind = context.xp, element(node)
-    work = int64 if kind.is_integer else wider(kind)
+    work = (kind if kind is uint64 else int64) if kind.is_integer else wider(kind)
     dtype, narrow, keep = context.dtype(work), caster(context, kind), node.attrs["keep_dims"]
 
     def reduce(x: Array, axes: Any) -> Array:
@@ -113,7 +113,10 @@ def every(node: Node, context: Context) -> Function:
 
 @kernel("EuclideanNorm", host=(1,))
 def euclidean_norm(node: Node, context: Context) -> Function:
-    """The root of the sum of squares; that of integers is truncated toward zero."""
+    """The root of the sum of squares; that of integers is truncated toward zero.
+
+    In float64 the squares of integers do not overflow, as they do in TensorFlow.
+    """
     xp, kind, keep = context.xp, element(node), node.attrs["keep_dims"]
     work = float64 if kind.is_integer else wider(kind)
     widen, narrow, dtype = caster(context, work), caster(context, kind), context.dtype(work)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError
+from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import require_rank, require_shape, vector
+from dlbridge.graph.ops.kernels import refuse_zero, require_rank, require_shape, vector
+from dlbridge.graph.ops.kernels.arithmetic import truncated_quotient
 
 
 def flat_indices(indices: Any, shape: Any, node: Node, *, ordered: bool) -> Any:
@@ -133,11 +134,16 @@ def add_dense(node: Node, context: Context) -> Callable[..., Any]:
 
 @kernel("SparseDenseCwiseMul", "SparseDenseCwiseDiv", host=(0, 2), traceable=False)
 def with_dense(node: Node, context: Context) -> Callable[..., Any]:
-    """Products or quotients with the dense elements at the same places."""
-    is_product = node.type == "SparseDenseCwiseMul"
-    if not is_product and node.output_types[0].is_integer:
-        raise UnimplementedError(f"{node.type} of integers has no kernel; `/` casts them", node)
-    xp, combine = context.xp, context.xp.multiply if is_product else context.xp.divide
+    """Products or quotients with the dense elements at the same places.
+
+    Quotients of integers are rounded towards zero; a zero anywhere in the dense tensor is refused.
+    """
+    xp, check = context.xp, None
+    combine: Callable[..., Any] = xp.multiply
+    if node.type == "SparseDenseCwiseDiv":
+        is_integer = node.output_types[0].is_integer
+        combine = truncated_quotient(xp) if is_integer else xp.divide
+        check = refuse_zero(node, context) if is_integer else None
 
     def run(indices: Any, values: Any, shape: Any, dense: Any) -> Any:
         _check_values(indices, values, node)
@@ -152,6 +158,8 @@ def with_dense(node: Node, context: Context) -> Callable[..., Any]:
                 node,
             )
         flat_indices(indices, shape, node, ordered=False)
+        if check is not None:
+            check(dense)
         places = np.where(np.asarray(dims) == 1, 0, indices)
         flat = flat_indices(places, dims, node, ordered=False)
         chosen = xp.take(xp.reshape(dense, (-1,)), context.asarray(flat), axis=0)

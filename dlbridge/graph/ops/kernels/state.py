@@ -213,13 +213,17 @@ class _Like:
 
 
 def _on_value(node: Node, context: Context, type_: str) -> Callable[..., Any]:
-    """Return what an op type on tensors computes, its indices checked whatever the framework."""
+    """Return what an op type on tensors computes, its indices checked whatever the framework.
+
+    Unless the node says that bad indices are ignored.
+    """
     like: Any = _Like(node, type_)
     compute = find(like, context.framework).factory(like, context)
+    ignores = node.attrs.get("bad_indices_policy") == b"IGNORE"
 
     def run(value: Any, indices: Any, *updates: Any) -> Any:
         extents = tuple(value.shape)[: indices.shape[-1]]
-        if len(extents) == indices.shape[-1]:
+        if len(extents) == indices.shape[-1] and not ignores:
             wrong = ((indices < 0) | (indices >= extents)).any(axis=-1)
             if wrong.any():
                 place = tuple(np.argwhere(wrong)[0].tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -47,27 +48,42 @@ def as_string(node: Node, context: Context) -> Function:
 def number_format(attrs: Any, kind: Any, node: Node) -> Any:
     """Return the function from a Python number to its text, as the attributes ask for it."""
     precision, scientific, shortest = attrs["precision"], attrs["scientific"], attrs["shortest"]
-    width, fill = attrs["width"], attrs["fill"].decode()
+    width, fill = max(attrs["width"], 0), attrs["fill"].decode(errors="replace")
     real = kind.is_floating or kind.is_complex
     if scientific and shortest:
         raise InvalidArgumentError("Cannot select both scientific and shortest notation", node)
-    if not real and (scientific or shortest or (precision >= 0 and not kind.is_integer)):
+    if (kind.is_integer or kind.is_bool) and (scientific or shortest or precision >= 0):
         raise InvalidArgumentError(
-            f"scientific and shortest format not supported for datatype {kind.name}", node
+            f"precision, scientific and shortest format not supported for datatype {kind.name}",
+            node,
         )
     if fill not in ("", " ", "+", "-", "0", "#"):
         raise InvalidArgumentError(f"Fill argument not supported: {fill!r}", node)
-    letter = ("e" if scientific else "g" if shortest else "f") if real else "d"
-    flags = "%" + fill + (str(width) if width >= 0 else "")
-    flags += f".{precision}" if precision >= 0 and (real or kind.is_integer) else ""
-    pattern = flags + letter
-    if kind.is_complex:
-        return lambda value: f"({pattern % value.real},{pattern % value.imag})".encode()
     if kind.is_bool:
-        return lambda value: (b"true" if value else b"false").rjust(max(width, 0))
-    if not real and not kind.is_integer:
-        return lambda value: value.rjust(max(width, 0))
-    return lambda value: (pattern % value).encode()
+        return lambda value: b"true" if value else b"false"
+    if kind.kind == "s":
+        return lambda value: value.ljust(width) if fill == "-" else value.rjust(width)
+    if kind.is_unsigned and fill in ("+", " "):  # C has no sign for them
+        fill = ""
+    flags = f"%{fill}{width or ''}"
+    if not real:
+        return lambda value: (f"{flags}d" % value).encode()
+    flags += f".{precision}" if precision >= 0 else ""
+    pattern = flags + ("e" if scientific else "g" if shortest else "f")
+
+    def number(value: float) -> str:
+        return pattern % value if math.isfinite(value) else _infinite(value, fill, width)
+
+    if kind.is_complex:
+        return lambda value: f"({number(value.real)},{number(value.imag)})".encode()
+    return lambda value: number(value).encode()
+
+
+def _infinite(value: float, fill: str, width: int) -> str:
+    """Return NaN or an infinity as C prints it: with its sign, and never filled with zeros."""
+    sign = "-" if math.copysign(1, value) < 0 else fill if fill in ("+", " ") else ""
+    text = sign + ("nan" if math.isnan(value) else "inf")
+    return text.ljust(width) if fill == "-" else text.rjust(width)
 
 
 @kernel("DecodeRaw", only=("numpy",))

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.registry import Context, Node, kernel, lacks
+from dlbridge.execution.registry import Context, Node, kernel, lacks, only_stores
 from dlbridge.graph.ops.kernels import (
     Function,
     array,
@@ -24,11 +24,9 @@ from dlbridge.graph.ops.kernels.generate import extents
 from dlbridge.graph.ops.kernels.reduce import logsumexp_scan
 from dlbridge.graph.ops.kernels.slicing import selector
 from dlbridge.graph.ops.windows import Axis
-from dlbridge.proto.datatypes import uint16, uint32, uint64
+from dlbridge.proto.datatypes import complex64, complex128, uint16, uint32, uint64
 
-# Op types that are one function, to the last rule: those that PyTorch does not have in
-# `WIDE_UNSIGNED` first.
-_NARROW = {
+_FUNCTIONS = {
     "Add": torch.add,
     "AddV2": torch.add,
     "Sub": torch.sub,
@@ -83,30 +81,33 @@ _NARROW = {
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
     "Invert": torch.bitwise_not,
-}
-_FUNCTIONS = {
     "Elu": functional.elu,
     "Selu": functional.selu,
     "Softsign": functional.softsign,
 }
-register_functions("torch", _NARROW | _FUNCTIONS)
+register_functions("torch", _FUNCTIONS)
 
-# PyTorch stores arrays of these dtypes and computes with hardly any of them.
+# PyTorch stores arrays of these dtypes and computes with hardly any of them: all op types run in
+# NumPy but those that move elements as they are.
 WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-lacks(
+only_stores(
     "torch",
     (uint16, uint32, uint64),
     [
-        *_NARROW,
-        "Div", "FloorDiv", "TruncateDiv", "FloorMod", "AddN", "AccumulateNV2", "ClipByValue",
-        "Cast", "Equal", "NotEqual", "Select", "Where",
-        "LeftShift", "RightShift", "PopulationCount",
-        "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum", "Cross",
-        "MatrixDiag", "MatrixDiagPart", "MatrixSetDiag", "MatrixBandPart",
-        "Sum", "Prod", "Mean", "Max", "Min", "EuclideanNorm", "ArgMax", "ArgMin", "TopK", "TopKV2",
-        "Cumsum", "Cumprod", "UnsortedSegmentSum",
+        "Const", "Placeholder", "PlaceholderWithDefault", "Identity", "IdentityN", "StopGradient",
+        "PreventGradient", "Snapshot", "GuaranteeConst", "NoOp", "EnsureShape", "Print",
+        "Reshape", "ExpandDims", "Squeeze", "Transpose", "Slice", "StridedSlice", "Split", "SplitV",
+        "Unpack", "Pack", "Concat", "ConcatV2", "BroadcastTo", "Reverse", "ReverseV2",
+        "Fill", "ZerosLike", "OnesLike", "Pad", "PadV2", "Tile", "Relu", "Relu6",
+        "Shape", "ShapeN", "Size", "Rank", "VariableShape",
+        "VarHandleOp", "Variable", "VariableV2", "ReadVariableOp", "AssignVariableOp", "Assign",
+        "VarIsInitializedOp", "IsVariableInitialized", "DestroyResourceOp",
+        "DLBridge>Call", "DLBridge>StatefulCall", "DLBridge>Mpi", "DLBridge>Combine",
+        "CollectiveBcastRecv", "CollectiveBcastRecvV2", "CollectiveBcastSend",
+        "CollectiveBcastSendV2", "CollectiveGather", "CollectiveGatherV2",
     ],
 )  # fmt: skip
+lacks("torch", (complex64, complex128), ["ClipByValue"])
 
 
 # ---- element-wise functions ----------------------------------------------------------------------
@@ -377,19 +378,16 @@ def depthwise(node: Node, context: Context) -> Function:
 def backprop_input(node: Node, context: Context) -> Function:
     if not node.output_types[0].is_floating:
         return convolution.backprop_input(node, context)
-    return convolution.transposed_convolution(node, context, _guarded(_spread, context))
+    return convolution.transposed_convolution(node, context, _spread)
 
 
 def _guarded(convolve: Function, context: Context) -> Function:
-    """Leave empty images and results to the kernel for all, as PyTorch refuses some of them."""
-    general = {
-        _convolve: convolution.by_columns,
-        _depthwise: convolution.by_taps,
-        _spread: convolution.by_dilation,
-    }[convolve](context)
+    """Leave empty images to the kernel for all, as PyTorch refuses some of them."""
+    general = {_convolve: convolution.by_columns, _depthwise: convolution.by_taps}[convolve](
+        context
+    )
 
     def run(images: Any, weights: Any, axes: Sequence[Axis], groups: int) -> Any:
-        empty = 0 in images.shape or any(axis.output == 0 or axis.size == 0 for axis in axes)
-        return (general if empty else convolve)(images, weights, axes, groups)
+        return (general if 0 in images.shape else convolve)(images, weights, axes, groups)
 
     return run
