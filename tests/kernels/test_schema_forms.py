@@ -75,15 +75,15 @@ TORCH = [
     (
         str(EVERYTHING),
         (
-            "axpy(Tensor x, Tensor(a!) b, Tensor? w=None, *, float alpha=1.0, int? axis=None, "
+            "axpy(Tensor x, Tensor(a!) b, Tensor? w=None, *, float alpha=1.0, SymInt? axis=None, "
             'str mode="a", bool flag) -> (Tensor, Tensor)'
         ),
     ),
     ("a::f(x: f32[n]) -> f32[n]", "f(Tensor x) -> Tensor"),
     ("a::f(x!: f32[n], y!: f32[n]?)", "f(Tensor(a!) x, Tensor(a1!)? y) -> ()"),
-    ("a::f(*, x: f32[n], k: int = -3)", "f(*, Tensor x, int k=-3) -> ()"),
+    ("a::f(*, x: f32[n], k: int = -3)", "f(*, Tensor x, SymInt k=-3) -> ()"),
     ("a::f(*, k: float = inf, b: bool = True)", "f(*, float k, bool b=True) -> ()"),
-    ("a::f(i: int = 1, k: float = nan, b: int = 2)", "f(int i, float k, int b=2) -> ()"),
+    ("a::f(i: int = 1, k: float = nan, b: int = 2)", "f(SymInt i, float k, SymInt b=2) -> ()"),
     ("a::f(*, k: float = 1e-320, z: float = -0.0)", "f(*, float k, float z=-0.0) -> ()"),
     ("a::f(*, s: str = 'it\\'s')", 'f(*, str s="it\'s") -> ()'),
     ("a::f(*, s: str = 'é', t: str = 'a\\n')", "f(*, str s, str t) -> ()"),

@@ -10,6 +10,7 @@ from kernels.torch_samples import MUL, compiled, make_mul
 from kernels.torch_samples import ops as ops
 
 import dlbridge
+from dlbridge.errors import ArgumentError
 from dlbridge.frameworks.torch import internals
 
 pytestmark = pytest.mark.timeout(180)
@@ -99,6 +100,61 @@ def test_scalars_and_sizes_may_be_symbolic(torch, ops, xy) -> None:
     )
     for size in (3, 5, 7):
         assert torch.equal(function(torch.ones(size), size), torch.full((size,), float(size)))
+
+
+@pytest.fixture
+def data_dependent(torch):
+    """Let dynamo trace numbers and sizes that come out of data."""
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+    ):
+        yield
+
+
+@pytest.mark.parametrize("call", ["the kernel", "its function", "the operator"])
+def test_numbers_may_come_out_of_data(torch, ops, compile_, data_dependent, call: str) -> None:
+    """A dimension of the result, and a number that is none; also backward."""
+    kernel = compiled("ones_at", "numbers::fill(x: f32[k], *, rows: int) -> f32[rows]")
+    calls = {
+        "the kernel": (kernel, ops.affine),
+        "its function": (kernel.torch, ops.affine.torch),
+        "the operator": (torch.ops.numbers.fill, ops.torch_ops.affine),
+    }
+    fill, affine = calls[call]
+
+    def f(x, i):
+        return fill(x, rows=(i.max() + 1).item()).sum(), affine(x, m=i.max().item())
+
+    function, x = compile_(f), torch.ones(2)
+    for largest in (3, 6):
+        size, scaled = function(x, torch.tensor([0, largest]))
+        assert size == largest + 1
+        assert scaled.tolist() == [largest] * 2
+
+
+def test_a_number_out_of_data_that_is_no_extent_is_refused_when_it_is_known(
+    torch, compile_, data_dependent
+) -> None:
+    kernel = compiled("ones_at", "numbers::fill(x: f32[k], *, rows: int) -> f32[rows]")
+    function = compile_(lambda x, i: kernel(x, rows=i.item()))
+    assert function(torch.ones(1), torch.tensor(2)).shape == (2,)
+    with pytest.raises(RuntimeError, match="argument 'rows': expected int >= 0"):
+        function(torch.ones(1), torch.tensor(-1))
+
+
+def test_sizes_may_come_out_of_data(torch, ops, compile_, data_dependent) -> None:
+    """Two that must agree are compared when the kernel is called."""
+    function = compile_(lambda x, y: ops.affine(x[x > 0], y[y > 0], m=2))
+    for count in (1, 3):
+        x = torch.cat([torch.ones(count), -torch.ones(2)])
+        assert function(x, x.flip(0)).tolist() == [3.0] * count
+    refused = ArgumentError, RuntimeError  # from Python and from C
+    with pytest.raises(refused, match=r"argument 'y': expected f32\[n=1\]\?, got f32\[2\]"):
+        function(torch.tensor([1.0, -1]), torch.ones(2))
+    unequal = compile_(lambda x: ops.affine(x[x > 0], torch.nn.functional.pad(x[x > 0], (0, 1))))
+    with pytest.raises(Exception, match="argument 'y': expected"):  # they can never agree
+        unequal(x)
 
 
 def test_gradients_flow_through_compiled_code(torch, ops, compile_, xy) -> None:

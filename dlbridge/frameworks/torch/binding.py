@@ -252,7 +252,7 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
     schema, default, out_overload = made.schema, made.default, made.out
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = schema.arrange(args, kwargs, traced=True)
+        arguments = schema.arrange(args, kwargs, traced=True, symbolic=True)
         values, named = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
             return default(*values, **named)
@@ -343,7 +343,7 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
     takes_out = _special(function, schema, "out") is not None
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        arguments = schema.arrange(args, kwargs, traced=True)
+        arguments = schema.arrange(args, kwargs, traced=True, symbolic=True)
         out = arguments.out
         if out is not None and takes_out:
             given = {"out": out[0] if len(out) == 1 else tuple(out)}

@@ -49,6 +49,7 @@ from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import QUALITIES, Binding, binding
 from dlbridge.kernels.kernel import Kernel, find, published
 from dlbridge.kernels.schema import (
+    DECIDE,
     MISSING,
     Arguments,
     Described,
@@ -506,6 +507,21 @@ def check(
         schema.check_out(bindings, [describe(each) for each in outs])
     _refuse_devices(schema, [*tensors, *(outs or ())])
     return made
+
+
+def _decide(comparison: torch.SymBool) -> bool:
+    """Return what a comparison of sizes says; where it depends on data, what its call would need.
+
+    Then only the call can tell, and refuses what does not fit, as all calls do.
+    """
+    from torch.fx.experimental import symbolic_shapes
+
+    if not symbolic_shapes.free_unbacked_symbols(comparison):
+        return bool(comparison)
+    return not symbolic_shapes.statically_known_true(torch.sym_not(comparison))
+
+
+DECIDE[torch.SymBool] = _decide
 
 
 def _bound_sizes(schema: Schema, scalars: Sequence[Any]) -> None:

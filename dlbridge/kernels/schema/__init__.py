@@ -11,6 +11,7 @@ from dlbridge.kernels.schema.model import (
 )
 from dlbridge.kernels.schema.parse import parse_expression
 from dlbridge.kernels.schema.parts import (
+    DECIDE,
     MISSING,
     SETS,
     Arguments,
@@ -28,6 +29,7 @@ from dlbridge.kernels.schema.parts import (
 )
 
 __all__ = [
+    "DECIDE",
     "MISSING",
     "SETS",
     "Arguments",

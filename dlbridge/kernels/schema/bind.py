@@ -56,7 +56,7 @@ _NUMBERS_AND_TEXT = (bool, int, float, complex, str, np.generic)
 
 
 def arrange(
-    schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool
+    schema: Schema, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool, symbolic: bool
 ) -> Arguments:
     """Sort the arguments of one call; see `Schema.arrange`."""
     given, out = _assign(schema, args, kwargs)
@@ -71,6 +71,8 @@ def arrange(
             tensors.append(value)
         elif value is None or type(value) is _EXACT.get(parameter.kind):
             scalars.append(value)
+        elif symbolic and parameter.kind == "int" and type(value) is int:
+            scalars.append(value)  # whatever compares it with a number would ask for its value
         else:
             scalars.append(_convert(schema, parameter, value, traced))
     return Arguments(tensors, scalars, None if out is None else _read_out(schema, out))

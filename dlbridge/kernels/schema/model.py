@@ -133,7 +133,12 @@ class Schema:
     # ---- calls ---------------------------------------------------------------------------------
 
     def arrange(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, traced: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        traced: bool = False,
+        symbolic: bool = False,
     ) -> Arguments:
         """Sort the arguments of a call as Python would; convert scalars.
 
@@ -141,6 +146,8 @@ class Schema:
             args: those by position.
             kwargs: those by name; with results, `out` (one tensor, or a tuple of them) is one.
             traced: leave a scalar that is no number of Python or NumPy as it is: a tracer.
+            symbolic: leave any `int` as it is: one that comes out of data is such to dynamo, and
+                has no value to compare with limits.
 
         Raises:
             UnsupportedTypeError: an argument is missing, unexpected, given twice or of a wrong
@@ -151,7 +158,7 @@ class Schema:
             >>> Schema.parse("a::f(x: f32[n], *, k: int = 2)").arrange(("x",), {"k": 3})
             Arguments(tensors=['x'], scalars=[3], out=None)
         """
-        return bind.arrange(self, args, kwargs, traced)
+        return bind.arrange(self, args, kwargs, traced, symbolic)
 
     def bind(
         self, tensors: Sequence[Described | None], scalars: Sequence[Any] | None = None
@@ -264,7 +271,7 @@ class Schema:
 
         Example:
             >>> Schema.parse("a::f(x!: f32[n], *, k: int? = None) -> f32[]").torch_schema()
-            'f(Tensor(a!) x, *, int? k=None) -> Tensor'
+            'f(Tensor(a!) x, *, SymInt? k=None) -> Tensor'
         """
         return torch_schema(self)
 
@@ -813,8 +820,8 @@ def torch_schema(schema: Schema) -> str:
             items.append("*")
         alias = f"({next(marks)}!)" if parameter.mutated else ""
         kind = f"Tensor{alias}" if parameter.is_tensor else parameter.kind
-        if not parameter.is_tensor and parameter.name in schema.names:
-            kind = "SymInt"  # torch may compile one program for all values
+        if kind == "int":
+            kind = "SymInt"  # torch may compile one program for all values, or know none yet
         text = f"{kind}{'?' if parameter.optional else ''} {parameter.name}"
         if parameter.default is not MISSING and parameter.name not in hidden:
             text += f"={write_literal(parameter.default)}"

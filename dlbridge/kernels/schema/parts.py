@@ -111,7 +111,14 @@ def _operate(operation: str, left: Any, right: Any) -> Any:
 
 def same_extent(one: Any, other: Any) -> bool:
     """Tell whether two extents agree; one that is unknown agrees with anything."""
-    return one is other or one is None or other is None or bool(one == other)
+    if one is other or one is None or other is None:
+        return True
+    equal = one == other
+    return equal if type(equal) is bool else DECIDE.get(type(equal), bool)(equal)
+
+
+# What a framework says of a comparison of symbols, by the type that it has; else `bool` decides.
+DECIDE: dict[type, Callable[[Any], bool]] = {}
 
 
 def same_shape(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
