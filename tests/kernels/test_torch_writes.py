@@ -33,6 +33,66 @@ def test_declared_writes_bump_the_version(torch, ops) -> None:
     assert x.tolist() == [8.0, 8.0, 8.0]
 
 
+# ---- within torch.func ---------------------------------------------------------------------------
+
+
+def transforms(torch):
+    """Return functions that differentiate a loss at `w`, in all ways that torch.func has."""
+    grad, w = torch.func.grad, torch.ones(3, dtype=torch.double)
+    return {
+        "grad": lambda loss: grad(loss)(w),
+        "grad of grad": lambda loss: grad(lambda v: grad(lambda u: loss(u) * v.sum())(v).sum())(w),
+        "vjp": lambda loss: torch.func.vjp(loss, w)[1](torch.tensor(1.0, dtype=torch.double)),
+        "jvp": lambda loss: torch.func.jvp(loss, (w,), (w,)),
+        "grad of jvp": lambda loss: grad(lambda v: torch.func.jvp(loss, (v,), (w,))[1])(w),
+        "compiled grad": lambda loss: torch.compile(
+            lambda v: grad(loss)(v), fullgraph=True, backend="aot_eager"
+        )(w),
+    }
+
+
+WAYS = ["grad", "grad of grad", "vjp", "jvp", "grad of jvp", "compiled grad"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_kernels_write_within_torch_func_what_is_not_differentiated(torch, ops, way) -> None:
+    """Statistics, counters and caches: what is computed of the loss is as without them."""
+    torch.compiler.reset()
+    differentiate = transforms(torch)[way]
+
+    def loss(w):
+        ops.add_to(counter, by=2)
+        ops.mul(w.detach(), w.detach(), out=squares)
+        scaled = ops.mul(torch.full_like(w, 3).detach(), w.detach(), out=torch.empty_like(w))
+        return (w * w * scaled.detach()).sum()
+
+    counter, squares = torch.zeros(3), torch.zeros(3, dtype=torch.double)
+    versions = counter._version, squares._version
+    found = differentiate(loss)
+    expected = differentiate(lambda w: (w * w * (3 * w).detach()).sum())
+    torch.testing.assert_close(found, expected)
+    assert counter.tolist() == [2.0] * 3
+    assert squares.tolist() == [1.0] * 3
+    assert counter._version > versions[0]
+    assert squares._version > versions[1]
+
+
+@pytest.mark.parametrize("way", WAYS[:-1])
+@pytest.mark.parametrize("which", ["read", "written", "out"])
+def test_a_write_that_would_lose_gradients_of_torch_func_is_refused(torch, ops, way, which) -> None:
+    """Whichever level differentiates the tensor."""
+    buffer = torch.zeros(3, dtype=torch.double)
+    calls = {
+        "read": lambda w: ops.mul(w, buffer, out=buffer),
+        "written": lambda w: ops.add_to(w.float()[1:]),
+        "out": lambda w: ops.mul(buffer, buffer, out=w),
+    }
+    with pytest.raises(ExchangeError, match=r"pass x.detach\(\), or use no_grad") as caught:
+        transforms(torch)[way](lambda w: (calls[which](w), (w * w).sum())[1])
+    assert caught.value.reason == "requires_grad"
+    assert buffer.tolist() == [0.0] * 3
+
+
 def test_autograd_notices_what_a_kernel_overwrote(torch, ops) -> None:
     x = torch.ones(3, requires_grad=True)
     y = x * 1

@@ -30,12 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from threading import Thread, local
 from typing import Any
 
 import torch
 from torch import _C
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 from torch.fx import operator_schemas
 
@@ -457,7 +458,8 @@ def add_rules(operator: Operator, library: Any, is_out: bool, current: Lookup) -
     if is_out or operator.schema.mutated:
         # The body refuses what autograd would have to know of, so autograd need not look.
         library.impl(own, torch.library.fallthrough_kernel, "Autograd")
-        library.impl(own, refuse_transforms(operator.name), "FuncTorchDynamicLayerFrontMode")
+        rule = writing_rule(current, operator.name, is_out)
+        library.impl(own, rule, "FuncTorchDynamicLayerFrontMode")
         return
     differentiate = autograd_kernel(current, operator.name)
     library.impl(own, differentiate, "Autograd", with_keyset=True)
@@ -952,13 +954,37 @@ def batching_rule(current: Lookup, name: str) -> Callable[..., Any]:
     return rule
 
 
-def refuse_transforms(name: str) -> Callable[..., Any]:
-    """Return what stands in the way of torch.func for an operator that writes."""
+# ---- calls that write, within torch.func --------------------------------------------------------
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise KernelError(
-            f"{name}: a call that writes into its arguments has no meaning within torch.vmap, "
-            "torch.func.grad and the like; leave out= away, or use a kernel that returns results"
-        )
 
-    return refuse
+def writing_rule(current: Lookup, name: str, is_out: bool) -> Callable[..., Any]:
+    """Return what serves a call that writes into its arguments within transforms of torch.func.
+
+    Where no tensor of it is differentiated, it is no business of torch.func.grad and its like, so
+    it runs once, below them: statistics and caches are kept this way. torch.vmap would have to run
+    it for each element of a batch, one after another, in the same memory.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        level = retrieve_current_functorch_interpreter()
+        if level.key() not in _DIFFERENTIATING:
+            raise KernelError(
+                f"{name}: a call that writes into its arguments has no meaning within torch.vmap "
+                "and the like; leave out= away, or use a kernel that returns results"
+            )
+        operator, _ = current(name)
+        tensors, scalars, outs = operator.unpack(is_out, args, kwargs)
+        refuse_gradients(operator.schema, [*tensors, *outs])
+        unwrap = partial(_unwrap, level=level.level())
+        with level.lower():  # to the level around this one, or to the operator itself
+            values, named = operator.pack([*map(unwrap, tensors)], scalars, [*map(unwrap, outs)])
+            return (operator.out if is_out else operator.default)(*values, **named)
+
+    return call
+
+
+_DIFFERENTIATING = (_C._functorch.TransformType.Grad, _C._functorch.TransformType.Jvp)
+
+
+def _unwrap(tensor: Any, level: int) -> Any:
+    return None if tensor is None else _C._functorch._unwrap_for_grad(tensor, level)
