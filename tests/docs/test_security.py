@@ -27,6 +27,7 @@ INDIRECT = {
 }
 # What hands the whole environment on or shows it, and decides nothing by it.
 WHOLE = {
+    "dlbridge/kernels/library.py": ["{**os.environ, **environment}"],
     "dlbridge/demo.py": ["os.environ |= QUIET | os.environ"],
     "dlbridge/check/processes.py": ["{**os.environ, "],
     "dlbridge/check/diagnosis.py": [
