@@ -222,18 +222,23 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import what is left for later, and find what belongs to frameworks registered since."""
-    module: object = _conversions
-    is_function = any(row.func == name for row in _registry.rows())
-    if is_function or name in _LATER:
-        part = _LATER.get(name, "kernels.functions")
-        module = _registry.load(import_module, f"dlbridge.{part}")
-    elif not name.startswith("to_") or not hasattr(_conversions, name):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a name that is not there is an error for type checkers
+
+    def __getattr__(name: str) -> object:
+        """Import what is left for later, and find what belongs to frameworks registered since."""
+        module: object = _conversions
+        is_function = any(row.func == name for row in _registry.rows())
+        if is_function or name in _LATER:
+            part = _LATER.get(name, "kernels.functions")
+            module = _registry.load(import_module, f"dlbridge.{part}")
+        elif not name.startswith("to_") or not hasattr(_conversions, name):
+            from dlbridge.text import did_you_mean
+
+            nearest = did_you_mean(name, __dir__())
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest}")
+        value = getattr(module, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -26,6 +26,7 @@ from weakref import ref
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
+from dlbridge.text import did_you_mean
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -128,16 +129,70 @@ def rows() -> list[Row]:
     return list(_ROWS.values())
 
 
+# What programs import a framework as; they are understood wherever a framework is named.
+_ALIASES = {
+    "pytorch": "torch",
+    "tf": "tensorflow",
+    "np": "numpy",
+    "jnp": "jax",
+    "cp": "cupy",
+    "pa": "pyarrow",
+    "arrow": "pyarrow",
+    "paddlepaddle": "paddle",
+}
+
+
+def canonical_name(name: str) -> str:
+    """Return the name of the row that a name of a framework means; an unknown one as it is.
+
+    Upper case is as good as lower case, and so are the names as which programs import a framework
+    and those of its modules.
+
+    Example:
+        >>> canonical_name("PyTorch"), canonical_name("tvm_ffi"), canonical_name("caffe")
+        ('torch', 'tvm', 'caffe')
+    """
+    if name in _ROWS:
+        return name
+    lowered = name.lower()
+    known = _ALIASES.get(lowered, lowered)
+    if known in _ROWS:
+        return known
+    found = _BY_ROOT.get(known)
+    return name if found is None else found.name
+
+
 def row(name: str, call: str = "convert") -> Row:
-    """Return the row of a framework.
+    """Return the row of a framework, by any of its names; see `canonical_name`.
 
     Raises:
         ArgumentError: there is none of this name; the text begins with `call`.
     """
-    found = _ROWS.get(name)
+    found = _ROWS.get(name) or _ROWS.get(canonical_name(name))
     if found is None:
-        raise ArgumentError(f"{call}: unknown framework {name!r}; known are {', '.join(_ROWS)}")
+        known = ", ".join(_ROWS)
+        nearest = did_you_mean(name, (*_ROWS, *_ALIASES))
+        raise ArgumentError(f"{call}: unknown framework {name!r}; known are {known}{nearest}")
     return found
+
+
+def one_of(name: object, known: Iterable[str], call: str, what: str) -> str:
+    """Return the framework's own name, which must be among `known`.
+
+    Args:
+        name: as the user wrote it.
+        known: the frameworks that can do it.
+        call: what was called, for the text.
+        what: what they can do, for the text: "runs no nodes".
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
+    if isinstance(name, str) and canonical_name(name) in known:
+        return canonical_name(name)
+    raise ArgumentError(
+        f"{call}: {name!r} {what}; known are {', '.join(known)}{did_you_mean(name, known)}"
+    )
 
 
 def row_of_root(root: str) -> Row | None:
@@ -153,8 +208,9 @@ def adapter(name: str, call: str = "convert") -> Any:
     """
     found = _ADAPTERS.get(name)
     if found is None:
-        module: Any = load(import_module, row(name, call).package)
-        found = _ADAPTERS[name] = module.ADAPTER
+        own = row(name, call)
+        module: Any = load(import_module, own.package)
+        found = _ADAPTERS[own.name] = module.ADAPTER
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # C0 and C1 controls with DEL, marks and overrides of the direction of writing, line and paragraph
 # separators, surrogates, the byte order mark.
@@ -58,3 +59,17 @@ def point(text: str, place: int) -> str:
 
 def _as_written(found: re.Match[str]) -> str:
     return repr(found[0])[1:-1]
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return the end of a text that refuses a word: the nearest of those that are known, or "".
+
+    Example:
+        >>> did_you_mean("torhc", ["numpy", "torch"])
+        "; did you mean 'torch'?"
+    """
+    from difflib import get_close_matches  # only once somebody has made a mistake
+
+    lowered = {each.lower(): each for each in known}
+    found = get_close_matches(str(word).lower(), lowered, 1)
+    return f"; did you mean {lowered[found[0]]!r}?" if found else ""

@@ -68,8 +68,8 @@ batch = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), np.uint8)
 receipts: list[dlbridge.Receipt] = []
 trace = tf.Trace()
 with tf.Session(graph=graph) as session:
-    result = session.run(scores, {images: batch}, as_="torch", receipts=receipts)
-    session.run(scores, {images: batch}, as_="torch", trace=trace)
+    result = session.run(scores, {images: batch}, to="torch", receipts=receipts)
+    session.run(scores, {images: batch}, to="torch", trace=trace)
 
 # The same, by hand.
 with torch.no_grad():

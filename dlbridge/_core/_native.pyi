@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from inspect import Signature
-from typing import Any, Generic, ParamSpec, Self, final
+from typing import Any, Generic, Literal, ParamSpec, Self, final
 
 from typing_extensions import TypeVar
 
@@ -176,6 +176,7 @@ class TreeMemo:
     def find(self, node: object, /) -> Any: ...
     def keep(self, node: object, made: object, /) -> None: ...
 
+@final
 class Converter(Generic[_Array]):
     """`to_torch` and its family: one argument takes the C path, anything else the Python one."""
 
@@ -191,11 +192,11 @@ class Converter(Generic[_Array]):
         *,
         device: object = None,
         copy: bool | None = None,
-        readonly: str = "respect",
-        immutable: str = "share",
-        grad: str = "refuse",
-        layout: str | None = None,
-        narrow: str | None = None,
+        readonly: Literal["respect", "share", "copy"] = "respect",
+        immutable: Literal["share", "respect"] = "share",
+        grad: Literal["refuse", "detach"] = "refuse",
+        layout: Literal["any", "contiguous"] | None = None,
+        narrow: Literal["checked"] | None = None,
         dtype: object = None,
         stream: Any = None,
     ) -> _Array: ...
@@ -373,24 +374,24 @@ def convert_tree(
     converter: Converter | None,
     slow: Callable[[Any, str, set[int], TreeMemo], Any],
     is_ordinary: Callable[[Any], bool],
-    memo: TreeMemo = ...,
-    path: str = ...,
-    above: set[int] = ...,
+    memo: TreeMemo | None = None,
+    path: str = "",
+    above: set[int] | None = None,
     /,
     **policies: Any,
 ) -> Any: ...
 def convert(
     x: object,
-    to: object,
     /,
+    to: object,
     *,
     device: object = None,
     copy: bool | None = None,
-    readonly: str = "respect",
-    immutable: str = "share",
-    grad: str = "refuse",
-    layout: str | None = None,
-    narrow: str | None = None,
+    readonly: Literal["respect", "share", "copy"] = "respect",
+    immutable: Literal["share", "respect"] = "share",
+    grad: Literal["refuse", "detach"] = "refuse",
+    layout: Literal["any", "contiguous"] | None = None,
+    narrow: Literal["checked"] | None = None,
     dtype: object = None,
     stream: Any = None,
 ) -> Any: ...

@@ -100,7 +100,7 @@ static PyMethodDef methods[] = {
      "ExchangeError, with its\n"
      "`reason`, for a tensor that cannot be had."},
     {"convert", FAST(dlb_convert), METH_FASTCALL | METH_KEYWORDS,
-     "convert($module, x, to, /, *, device=None, copy=None, readonly='respect',\n"
+     "convert($module, x, /, to, *, device=None, copy=None, readonly='respect',\n"
      "        immutable='share', grad='refuse', layout=None, narrow=None, "
      "dtype=None, stream=None)\n--\n\n"
      "Return `x` as a tensor of the framework `to`: a name, a module or an array "

@@ -345,10 +345,6 @@ def _find_adapter(cls: type) -> Framework | Literal[False]:
     return False
 
 
-# Other names of frameworks, understood only where a target is named.
-_OTHER_NAMES = {"pytorch": "torch", "tf": "tensorflow"}
-
-
 def mover(*devices: int) -> Framework | None:
     """Return the imported framework that alone reaches memory of one of these device types."""
     for row in registry.rows():
@@ -366,7 +362,7 @@ def target(to: object, call: str = "convert") -> Framework:
         ArgumentError: there is none; the text begins with `call`.
     """
     if isinstance(to, str):
-        return adapter(registry.row(_OTHER_NAMES.get(to, to), call).name)
+        return adapter(registry.row(to, call).name)
     if isinstance(to, type):
         found = adapter_of_type(to)
         if found is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import index
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -15,19 +15,40 @@ from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.device import Device
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.text import escape_controls
+from dlbridge.text import did_you_mean, escape_controls
 
 T = TypeVar("T")
 
 
 # ---- the policies: what may be copied, shared, detached, and what must be refused ---------------
 
+Readonly = Literal["respect", "share", "copy"]
+Immutable = Literal["share", "respect"]
+Grad = Literal["refuse", "detach"]
+Layout = Literal["any", "contiguous"]
+Narrow = Literal["checked"]
+
+
+class Policies(TypedDict, total=False):
+    """The keywords of `convert`, for type checkers; `Policy` says what they mean."""
+
+    device: object
+    copy: bool | None
+    readonly: Readonly
+    immutable: Immutable
+    grad: Grad
+    layout: Layout | None
+    narrow: Narrow | None
+    dtype: object
+    stream: Any
+
+
 _CHOICES: dict[str, tuple[object, ...]] = {
-    "readonly": ("respect", "share", "copy"),
-    "immutable": ("share", "respect"),
-    "grad": ("refuse", "detach"),
-    "layout": (None, "any", "contiguous"),
-    "narrow": (None, "checked"),
+    "readonly": get_args(Readonly),
+    "immutable": get_args(Immutable),
+    "grad": get_args(Grad),
+    "layout": (None, *get_args(Layout)),
+    "narrow": (None, *get_args(Narrow)),
 }
 
 
@@ -76,11 +97,11 @@ class Policy:
         *,
         device: object = None,
         copy: bool | None = None,
-        readonly: str = "respect",
-        immutable: str = "share",
-        grad: str = "refuse",
-        layout: str | None = None,
-        narrow: str | None = None,
+        readonly: Readonly = "respect",
+        immutable: Immutable = "share",
+        grad: Grad = "refuse",
+        layout: Layout | None = None,
+        narrow: Narrow | None = None,
         dtype: object = None,
         stream: Any = None,
     ) -> None:
@@ -138,7 +159,9 @@ def _check_stream(call: str, stream: Any) -> int | None:
 
 def _refuse(call: str, name: str, choices: tuple[object, ...], value: object) -> NoReturn:
     allowed = ", ".join(map(repr, choices))
-    raise ArgumentError(f"{call}: {name} must be one of {allowed}, got {value!r}")
+    words = [word for word in choices if isinstance(word, str)]
+    nearest = did_you_mean(value, words) if isinstance(value, str) else ""
+    raise ArgumentError(f"{call}: {name} must be one of {allowed}, got {value!r}{nearest}")
 
 
 DEFAULT = Policy("default")

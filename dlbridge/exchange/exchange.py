@@ -8,7 +8,8 @@ allowed), give (the consumer's adapter makes its array of the Tensor).
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from dlbridge.exchange.context import (
     POLICIES,
     DryRunEnd,
     ExchangeContext,
+    Policies,
     Policy,
     Receipt,
     is_recording,
@@ -48,6 +50,7 @@ from dlbridge.tensor.values import (
     is_on_cuda,
     on_host,
 )
+from dlbridge.text import did_you_mean
 
 # ---- in ----------------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ def to_dlpack(
 # ---- through -----------------------------------------------------------------------------------
 
 
-def convert(x: Any, to: object, /, **policies: Any) -> Any:
+def convert(x: Any, /, to: object, **policies: Any) -> Any:
     """Convert `x` for the framework `to`: the Python path behind `dlbridge.convert`."""
     framework = adapter.target(to)
     policy = _policy(f"to_{framework.name}", policies)
@@ -166,7 +169,7 @@ def convert(x: Any, to: object, /, **policies: Any) -> Any:
     return result
 
 
-def check(call: str, to: object, policies: dict[str, Any]) -> Framework:
+def check(call: str, to: object, policies: Mapping[str, Any]) -> Framework:
     """Return the target; raise what `convert` would raise of it and of the policies."""
     framework = adapter.target(to)
     _policy(call, policies)
@@ -174,11 +177,12 @@ def check(call: str, to: object, policies: dict[str, Any]) -> Framework:
     return framework
 
 
-def _policy(call: str, policies: dict[str, Any]) -> Policy:
+def _policy(call: str, policies: Mapping[str, Any]) -> Policy:
     for name in policies:
         if name not in POLICIES:
             known = ", ".join(POLICIES)
-            raise ArgumentError(f"{call}: unknown policy {name!r}; known are {known}")
+            nearest = did_you_mean(name, POLICIES)
+            raise ArgumentError(f"{call}: unknown policy {name!r}; known are {known}{nearest}")
     try:
         return Policy(call, **policies) if policies else DEFAULT
     except DLBridgeError:
@@ -213,7 +217,7 @@ def _keep(
     return tensor
 
 
-def explain(x: Any, to: object, /, **policies: Any) -> Receipt:
+def explain(x: Any, /, to: object, **policies: Unpack[Policies]) -> Receipt:
     """Return the receipt that `convert(x, to, **policies)` would give; no data is copied.
 
     Returns:

@@ -34,7 +34,7 @@ from types import (
     NotImplementedType,
     WrapperDescriptorType,
 )
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, Unpack
 from uuid import UUID
 
 import numpy as np
@@ -45,11 +45,19 @@ from dlbridge.device import Device
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange, protocol
+from dlbridge.exchange.context import Policies
 from dlbridge.shape import TensorShape
 from dlbridge.signals import is_from_handler
 
 
-def convert_tree(tree: Any, to: object, /, *, unknown: str = "refuse", **policies: Any) -> Any:
+def convert_tree(
+    tree: Any,
+    /,
+    to: object,
+    *,
+    unknown: Literal["refuse", "keep"] = "refuse",
+    **policies: Unpack[Policies],
+) -> Any:
     """Return `tree` with every tensor in it converted for the framework `to`.
 
     Containers are rebuilt, never changed, each as its own class: every class registered with

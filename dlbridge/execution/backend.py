@@ -19,7 +19,7 @@ import numpy as np
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.device import HOST_TYPES, Device
-from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
+from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange.adapter import adapter, converter
 from dlbridge.exchange.context import is_recording
 from dlbridge.proto.datatypes import DataType
@@ -156,6 +156,15 @@ class Backend:
 _PUTS = {"Add": np.add, "Sub": np.subtract, "Max": np.maximum, "Min": np.minimum}
 
 
+def framework_of_nodes(name: object, call: str = "framework") -> str:
+    """Return the own name of a framework that runs nodes, by any of its names.
+
+    Raises:
+        ArgumentError: it runs none; the text begins with `call`.
+    """
+    return registry.one_of(name, FRAMEWORKS, call, "runs no nodes")
+
+
 @lru_cache
 def backend(name: str) -> Backend:
     """Return the backend of a framework, which is imported if need be.
@@ -164,8 +173,7 @@ def backend(name: str) -> Backend:
         ArgumentError: it runs no nodes.
         FrameworkMissingError: it is not installed.
     """
-    if name not in FRAMEWORKS:
-        raise ArgumentError(f"framework {name!r} runs no nodes; known are {', '.join(FRAMEWORKS)}")
+    name = framework_of_nodes(name)
     found = adapter(name)
     try:
         made: Backend = import_module(f"{registry.row(name).package}.graph").BACKEND

@@ -14,6 +14,7 @@ from dlbridge.execution.backend import (
     backend,
     device_object,
     entered,
+    framework_of_nodes,
     mover,
     namespace,
     on_device,
@@ -75,7 +76,7 @@ class Runtime:
         ends: Ends | None = None,
     ) -> None:
         namespace(framework)  # so that an unknown name or a missing package fails at once
-        self.framework = framework
+        self.framework = framework_of_nodes(framework, "Session")
         self.seed = seed
         self.soft = soft
         self.compiled = compiled

@@ -41,8 +41,8 @@ def converters() -> list[str]:
         "",
         *(line for name in rows for line in _overload(name)),
         "    @overload",
-        "    def convert(x: object, to: object, /, **policies: Unpack[Policies]) -> Any: ...",
-        "    def convert(x: object, to: object, /, **policies: Any) -> Any: ...",
+        "    def convert(x: object, /, to: object, **policies: Unpack[Policies]) -> Any: ...",
+        "    def convert(x: object, /, to: object, **policies: Any) -> Any: ...",
         "",
         "",
         *(f"to_{name}: native.Converter[{TYPES[name][1]}]" for name in rows if name != "dlbridge"),
@@ -53,7 +53,7 @@ def converters() -> list[str]:
 
 def _overload(name: str) -> list[str]:
     """Return what `convert` returns for a framework, in the lines that ruff makes of it."""
-    arguments = f'x: object, to: Literal["{name}"], /, **policies: Unpack[Policies]'
+    arguments = f'x: object, /, to: Literal["{name}"], **policies: Unpack[Policies]'
     end = f") -> {TYPES[name][1]}: ..."
     line = f"    def convert({arguments}{end}"
     lines = (

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from dlbridge import frameworks, registry
 from dlbridge._core import native
 from dlbridge.exchange import adapter, exchange
+from dlbridge.exchange.context import Grad, Immutable, Layout, Narrow, Policies, Readonly
 
 if TYPE_CHECKING:
     from inspect import Signature
-
-
-class Policies(TypedDict, total=False):
-    """The keywords of `convert`, for type checkers."""
-
-    device: object
-    copy: bool | None
-    readonly: str
-    immutable: str
-    grad: str
-    layout: str | None
-    narrow: str | None
-    dtype: object
-    stream: Any
 
 
 # Written by `python -m dlbridge.frameworks`: one converter for each row of the table.
@@ -44,53 +31,53 @@ if TYPE_CHECKING:
 
     @overload
     def convert(
-        x: object, to: Literal["cupy"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["cupy"], **policies: Unpack[Policies]
     ) -> cupy.ndarray: ...
     @overload
     def convert(
-        x: object, to: Literal["dlbridge"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["dlbridge"], **policies: Unpack[Policies]
     ) -> dlbridge.tensor.tensor.Tensor: ...
     @overload
     def convert(
-        x: object, to: Literal["dpnp"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["dpnp"], **policies: Unpack[Policies]
     ) -> dpnp.ndarray: ...
     @overload
-    def convert(x: object, to: Literal["jax"], /, **policies: Unpack[Policies]) -> jax.Array: ...
+    def convert(x: object, /, to: Literal["jax"], **policies: Unpack[Policies]) -> jax.Array: ...
     @overload
     def convert(
-        x: object, to: Literal["mlx"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["mlx"], **policies: Unpack[Policies]
     ) -> mlx.core.array: ...
     @overload
     def convert(
-        x: object, to: Literal["mxnet"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["mxnet"], **policies: Unpack[Policies]
     ) -> mxnet.nd.NDArray: ...
     @overload
     def convert(
-        x: object, to: Literal["numpy"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["numpy"], **policies: Unpack[Policies]
     ) -> numpy.ndarray[Any, Any]: ...
     @overload
     def convert(
-        x: object, to: Literal["paddle"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["paddle"], **policies: Unpack[Policies]
     ) -> paddle.Tensor: ...
     @overload
     def convert(
-        x: object, to: Literal["pyarrow"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["pyarrow"], **policies: Unpack[Policies]
     ) -> pyarrow.Tensor: ...
     @overload
     def convert(
-        x: object, to: Literal["tensorflow"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["tensorflow"], **policies: Unpack[Policies]
     ) -> tensorflow.Tensor: ...
     @overload
     def convert(
-        x: object, to: Literal["torch"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["torch"], **policies: Unpack[Policies]
     ) -> torch.Tensor: ...
     @overload
     def convert(
-        x: object, to: Literal["tvm"], /, **policies: Unpack[Policies]
+        x: object, /, to: Literal["tvm"], **policies: Unpack[Policies]
     ) -> tvm_ffi.Tensor: ...
     @overload
-    def convert(x: object, to: object, /, **policies: Unpack[Policies]) -> Any: ...
-    def convert(x: object, to: object, /, **policies: Any) -> Any: ...
+    def convert(x: object, /, to: object, **policies: Unpack[Policies]) -> Any: ...
+    def convert(x: object, /, to: object, **policies: Any) -> Any: ...
 
 
 to_cupy: native.Converter[cupy.ndarray]
@@ -178,11 +165,11 @@ def signature() -> Signature:
         *,
         device: object = None,
         copy: bool | None = None,
-        readonly: str = "respect",
-        immutable: str = "share",
-        grad: str = "refuse",
-        layout: str | None = None,
-        narrow: str | None = None,
+        readonly: Readonly = "respect",
+        immutable: Immutable = "share",
+        grad: Grad = "refuse",
+        layout: Layout | None = None,
+        narrow: Narrow | None = None,
         dtype: object = None,
         stream: Any = None,
     ) -> Any:

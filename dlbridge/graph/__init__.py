@@ -5,6 +5,7 @@ names in its `__all__`.
 """
 
 import builtins as _builtins
+import typing as _typing
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
@@ -122,13 +123,22 @@ _MODULES = (
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")
 
 
-def __getattr__(name: str) -> _Any:
-    """Return the class of a message; `protobuf` is imported on first use."""
-    if name in _MESSAGES:
-        from dlbridge.proto import messages
+if _typing.TYPE_CHECKING:
+    AttrValue: _Any
+    GraphDef: _Any
+    NodeDef: _Any
+    OpDef: _Any
+    OpList: _Any
+    VersionDef: _Any
+else:
 
-        return getattr(messages, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> _Any:
+        """Return the class of a message; `protobuf` is imported on first use."""
+        if name in _MESSAGES:
+            from dlbridge.proto import messages
+
+            return getattr(messages, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

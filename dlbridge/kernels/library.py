@@ -14,13 +14,13 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.wrap import wrap
+from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
 from dlbridge.signals import is_from_handler
 
 
@@ -67,9 +67,15 @@ class Library:
             return False
 
     def wrap(
-        self, name: str, schema: Any = None, *, abi: str = "dltensors", **options: Any
+        self,
+        name: str,
+        schema: Any = None,
+        *,
+        abi: str = "dltensors",
+        **options: Unpack[FurtherOptions],
     ) -> Kernel:
         """Return the function called `name` as a Kernel; the options are those of `wrap`."""
+        check_names("Library.wrap", options)
         return wrap(self[name], schema, abi=abi, **options)
 
     def __repr__(self) -> str:
@@ -125,7 +131,7 @@ def compile_c(
     *,
     flags: Iterable[str] = (),
     compiler: str | None = None,
-    **options: Any,
+    **options: Unpack[FurtherOptions],
 ) -> Kernel:
     """Compile C text and return one of its functions as a Kernel.
 
@@ -169,6 +175,7 @@ def compile_c(
         >>> twice(numpy.array([1, 2.5], "float32")).tolist()
         [2.0, 5.0]
     """
+    check_names("compile_c", options)
     _check_text("source", source)
     _check_text("name", name)
     if not name.isidentifier():

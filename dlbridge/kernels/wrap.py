@@ -6,42 +6,67 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import index
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, device_type, read_launch, recognise
 from dlbridge.kernels.schema import Schema
+from dlbridge.text import did_you_mean
+
+Batch = Literal["sequential", "broadcast"]
+Layout = Literal["contiguous", "strided"]
+Overlap = Literal["forbid", "allow"]
+Gil = Literal["auto", "release", "hold"]
+Stream = Literal["current", "default"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "batch": ("sequential", "broadcast"),
-    "layout": ("contiguous", "strided"),
-    "overlap": ("forbid", "allow"),
-    "gil": ("auto", "release", "hold"),
-    "stream": ("current", "default"),
+    "batch": get_args(Batch),
+    "layout": get_args(Layout),
+    "overlap": get_args(Overlap),
+    "gil": get_args(Gil),
+    "stream": get_args(Stream),
 }
 
 
-class Options(TypedDict, total=False):
-    """The options of `wrap`, for type checkers; it says what they mean."""
+class FurtherOptions(TypedDict, total=False):
+    """The options of `wrap` that `compile_c` and `Library.wrap` pass on, for type checkers."""
 
-    abi: str | Mapping[str, str] | None
-    name: str | None
     mutates: Iterable[str | int] | None
     vjp: Any
     jvp: Any
-    batch: str | Callable[..., Any] | None
-    layout: str | None
-    overlap: str | None
+    batch: Batch | Callable[..., Any] | None
+    layout: Layout | None
+    overlap: Overlap | None
     align: int | None
-    gil: str | None
+    gil: Gil | None
     cost: int | str | None
-    stream: str | None
+    stream: Stream | None
     grid: Any
     block: Any
     shared: int | str | None
     constants: Mapping[str, Any] | None
+
+
+def check_names(call: str, options: Mapping[str, object]) -> None:
+    """Refuse what is no option of `wrap`, in the name of the function that passes them on.
+
+    Raises:
+        TypeError: as Python raises it of any other function.
+    """
+    for name in options:
+        known = FurtherOptions.__annotations__
+        if name not in known:
+            nearest = did_you_mean(name, known)
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
+
+
+class Options(FurtherOptions, total=False):
+    """The options of `wrap`, for type checkers; it says what they mean."""
+
+    abi: str | Mapping[str, str] | None
+    name: str | None
 
 
 _DECORATOR: Any = object()  # no function was passed: it comes below the decorator
@@ -81,14 +106,14 @@ def wrap(
     mutates: Iterable[str | int] | None = None,
     vjp: Any = None,
     jvp: Any = None,
-    batch: str | Callable[..., Any] | None = None,
-    layout: str | None = None,
-    overlap: str | None = None,
+    batch: Batch | Callable[..., Any] | None = None,
+    layout: Layout | None = None,
+    overlap: Overlap | None = None,
     align: int | None = None,
     platforms: Mapping[str, Any] | None = None,
-    gil: str | None = None,
+    gil: Gil | None = None,
     cost: int | str | None = None,
-    stream: str | None = None,
+    stream: Stream | None = None,
     grid: Any = None,
     block: Any = None,
     shared: int | str | None = None,
@@ -337,7 +362,8 @@ def _check_choice(option: str, value: object) -> None:
     if not isinstance(value, str) or value not in _CHOICES[option]:
         allowed = " or ".join(map(repr, _CHOICES[option]))
         other = ", or a function" if option == "batch" else ""
-        raise ArgumentError(f"wrap: {option} must be {allowed}{other}, got {value!r}")
+        nearest = did_you_mean(value, _CHOICES[option]) if isinstance(value, str) else ""
+        raise ArgumentError(f"wrap: {option} must be {allowed}{other}, got {value!r}{nearest}")
 
 
 def _check_alignment(align: object) -> None:

@@ -162,7 +162,7 @@ def test_jax_keeps_64_bit_types(kind: str, framework: Any) -> None:
     found = session.run(y, {x: value})
     assert found.dtype == kind
     assert found[0] == 2**41 + 1 + 2**40
-    assert session.run(y, {x: value}, as_="jax").dtype == kind
+    assert session.run(y, {x: value}, to="jax").dtype == kind
     assert not jax.config.jax_enable_x64
 
 

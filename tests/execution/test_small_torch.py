@@ -64,7 +64,7 @@ class Twins:
             self.run(self.slow, feeds)
 
     def run(self, session: Any, feeds: Any) -> list[Any]:
-        found: list[Any] = session.run(self.outputs, feeds, as_="torch")
+        found: list[Any] = session.run(self.outputs, feeds, to="torch")
         return found
 
     def check(self, torch: Any, values: list[Any]) -> None:
@@ -279,11 +279,11 @@ def test_results_are_new_and_not_copied(torch: Any) -> None:
         session = tf.Session(framework="torch")
     log: list[Any] = []
     fed = torch.ones(2)
-    found = session.run(y, {x: fed}, as_="torch", receipts=log)
+    found = session.run(y, {x: fed}, to="torch", receipts=log)
     assert all(each.shared for each in log)
     found.zero_()
-    assert session.run(y, {x: fed}, as_="torch").tolist() == [4, 4]
-    first, second, third = session.run(twice, {x: fed}, as_="torch")
+    assert session.run(y, {x: fed}, to="torch").tolist() == [4, 4]
+    first, second, third = session.run(twice, {x: fed}, to="torch")
     first.zero_()
     assert (second.tolist(), third.tolist()) == ([4, 4], [4, 4])
     assert fed.tolist() == [1, 1]
@@ -311,9 +311,9 @@ def test_shapes_that_differ_give_a_value_of_its_own(torch: Any) -> None:
         either = tf.logical_or(same, same)
         session = tf.Session(framework="torch")
     feeds = {x: [1.0, 2.0], y: [1.0, 2.0, 3.0]}
-    found, _ = session.run([same, either], feeds, as_="torch")
+    found, _ = session.run([same, either], feeds, to="torch")
     found.fill_(True)
-    assert not session.run([same, either], feeds, as_="torch")[0]
+    assert not session.run([same, either], feeds, to="torch")[0]
 
 
 def test_errors_name_the_node(torch: Any) -> None:

@@ -109,7 +109,7 @@ def test_a_fetched_value_does_not_follow_shared_memory(graph, place) -> None:
     v, session = start([1.0, 2.0], place)
     memory = np.array([1.0, 2.0], np.float32)
     v.share(memory, session)
-    got, given = session.run(v), session.run(v, as_="torch") if place == "torch" else None
+    got, given = session.run(v), session.run(v, to="torch") if place == "torch" else None
     memory[:] = 0.0
     assert got.tolist() == [1.0, 2.0]
     assert given is None or given.tolist() == [1.0, 2.0]

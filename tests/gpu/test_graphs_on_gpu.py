@@ -50,7 +50,7 @@ def test_feeds_and_fetches_may_stay_on_the_gpu(name, load):
     graph, x, y = model()
     fed = framework.put(rows())
     with tf.Session(graph=graph, framework=name) as session:
-        got = session.run(y, {x: fed}, as_=name)
+        got = session.run(y, {x: fed}, to=name)
     assert str(from_dlpack(got).device) == "cuda:0"
     np.testing.assert_allclose(to_numpy(got, device="cpu"), expected(rows()), rtol=2e-3)
 

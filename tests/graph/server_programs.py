@@ -162,7 +162,7 @@ def structures() -> None:
             f = s.make_callable([y], [x])
             same(f([3, 4])[0], np.float32([6, 8]))
             assert s.run([]) == []
-            torch = s.run(y, {x: [1, 2]}, as_="dlbridge")
+            torch = s.run(y, {x: [1, 2]}, to="dlbridge")
             assert torch.shape == (2,)
 
 

@@ -68,7 +68,7 @@ def test_a_result_in_jax_is_computed_when_the_run_returns(
         y = tf.minimum(tf.sin(y) + x, 1.0)
     with tf.Session(framework="jax") as session:
         array = aligned(COUNT)
-        result = session.run(y, {x: array}, as_="jax", copy=copy)
+        result = session.run(y, {x: array}, to="jax", copy=copy)
         array[:] = 8
         assert float(result.min()) == float(result.max()) == 1
 
@@ -123,6 +123,6 @@ def test_a_value_and_what_forwards_it_are_separate_arrays(
     x = tf.placeholder(tf.float32, [2])
     y = x * 2
     with tf.Session(framework=name) as session:
-        one, other = session.run([y, tf.identity(y)], {x: [1, 2]}, as_=as_)
+        one, other = session.run([y, tf.identity(y)], {x: [1, 2]}, to=as_)
     one[0] = 9
     assert other.tolist() == [2, 4]

@@ -281,7 +281,7 @@ def test_a_tensor_stays_in_its_framework(session: tf.Session, framework: Any) ->
     with session.graph.as_default(), tf.framework("torch"):
         y = tf.call(lambda t: t, [session.graph.get_tensor_by_name("p:0")], tf.float32)
     log: list[Any] = []
-    value = session.run(y, {"p:0": x}, as_="torch", copy=False, receipts=log)
+    value = session.run(y, {"p:0": x}, to="torch", copy=False, receipts=log)
     assert value.data_ptr() == x.data_ptr()
     assert all(each.shared for each in log)
 

@@ -207,7 +207,7 @@ def test_results_come_in_the_framework_asked_for(
     for home in ("numpy", "torch"):
         with session.graph.as_default(), tf.framework(home):
             y = b + b
-        value, same = session.run([y, b], as_=name)
+        value, same = session.run([y, b], to=name)
         assert dlbridge.convert(value, name) is value
         assert np.asarray(dlbridge.to_numpy(value)).tolist() == [2, 4]
         assert np.asarray(dlbridge.to_numpy(same)).tolist() == [1, 2]
@@ -215,7 +215,7 @@ def test_results_come_in_the_framework_asked_for(
 
 def test_a_result_in_torch_can_be_written(session: tf.Session, b: Any, framework: Any) -> None:
     framework("torch")
-    value = session.run(b, as_="torch")
+    value = session.run(b, to="torch")
     value += 1
     assert session.run(b).tolist() == [1, 2]
 

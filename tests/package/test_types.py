@@ -1,9 +1,10 @@
-"""User code type-checks: tests/typed/program.py says what each call returns."""
+"""User code type-checks: tests/typed has a program, and mistakes that must be refused."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "typed" / "program.py"
+MISTAKES = PROGRAM.with_name("refused.py")
+MYPY = (
+    *(sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent"),
+    *("--cache-dir", "build/mypy"),
+)
+PYRIGHT = (str(Path(sys.executable).parent / "pyright"), "--pythonpath", sys.executable)
 pytestmark = [
     pytest.mark.full,
     pytest.mark.timeout(900),
@@ -22,10 +29,10 @@ pytestmark = [
 ]
 
 
-def check(*command: str) -> str:
-    """Return what a type checker says of the program, whatever it says of other modules."""
+def check(*command: str, program: Path = PROGRAM) -> str:
+    """Return what a type checker says of a program, whatever it says of other modules."""
     done = subprocess.run(
-        [*command, str(PROGRAM)],
+        [*command, str(program)],
         cwd=ROOT,
         env={**os.environ, "MYPYPATH": str(ROOT)},
         capture_output=True,
@@ -37,15 +44,22 @@ def check(*command: str) -> str:
 
 def test_a_program_passes_mypy_strict() -> None:
     pytest.importorskip("mypy")
-    text = check(
-        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent",
-        "--cache-dir", "build/mypy",
-    )  # fmt: skip
+    text = check(*MYPY)
     assert "Success: no issues found in 1 source file" in text, text
 
 
 def test_a_program_passes_pyright() -> None:
-    if shutil.which("pyright", path=str(Path(sys.executable).parent)) is None:
+    if shutil.which(PYRIGHT[0]) is None:
         pytest.skip("pyright is not installed")
-    text = check(str(Path(sys.executable).parent / "pyright"), "--pythonpath", sys.executable)
+    text = check(*PYRIGHT)
     assert "0 errors" in text, text
+
+
+@pytest.mark.parametrize("checker", [MYPY, PYRIGHT], ids=["mypy", "pyright"])
+def test_mistakes_are_refused_and_nothing_else(checker: tuple[str, ...]) -> None:
+    if checker is PYRIGHT and shutil.which(PYRIGHT[0]) is None:
+        pytest.skip("pyright is not installed")
+    text = check(*checker, program=MISTAKES)
+    refused = {int(line) for line in re.findall(r"refused\.py:(\d+).* error", text)}
+    lines = MISTAKES.read_text().splitlines()
+    assert refused == {at for at, line in enumerate(lines, 1) if line.endswith("# refused")}, text

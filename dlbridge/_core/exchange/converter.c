@@ -731,7 +731,31 @@ PyObject *dlb_from_dlpack(PyObject *Py_UNUSED(module), PyObject *const *args,
     return PyObject_Vectorcall(dlb.slow_from_dlpack, args, (size_t)count, names);
 }
 
-/* convert(x, to, /, **policies): a name that has a converter takes its C path. */
+/* convert(x, to="torch", ...) as convert(x, "torch", ...); NULL without an exception:
+ * it does not say where to. */
+static PyObject *convert_by_keyword(PyObject *const *args, PyObject *names) {
+    PyObject *stack[16] = {args[0], NULL};
+    Py_ssize_t count = PyTuple_GET_SIZE(names), kept = 0;
+    if (count > 14)
+        return NULL;
+    PyObject *others = PyList_New(0), *result = NULL;
+    for (Py_ssize_t i = 0; others != NULL && i < count; i++) {
+        if (is_word(PyTuple_GET_ITEM(names, i), "to"))
+            stack[1] = args[i + 1];
+        else if (PyList_Append(others, PyTuple_GET_ITEM(names, i)) < 0)
+            Py_CLEAR(others);
+        else
+            stack[2 + kept++] = args[i + 1];
+    }
+    PyObject *left = others != NULL && kept > 0 ? PyList_AsTuple(others) : NULL;
+    if (others != NULL && stack[1] != NULL && (kept == 0 || left != NULL))
+        result = dlb_convert(NULL, stack, 2, left);
+    Py_XDECREF(left);
+    Py_XDECREF(others);
+    return result;
+}
+
+/* convert(x, /, to, **policies): a name that has a converter takes its C path. */
 PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args,
                       Py_ssize_t count, PyObject *names) {
     if (dlb.slow_convert == NULL)
@@ -742,6 +766,11 @@ PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args,
         PyObject *result =
             known ? dlb_converter_try(found, args[0], args + 2, names) : NULL;
         Py_XDECREF(found);
+        if (result != NULL || PyErr_Occurred())
+            return result;
+    }
+    if (count == 1 && names != NULL) {
+        PyObject *result = convert_by_keyword(args, names);
         if (result != NULL || PyErr_Occurred())
             return result;
     }

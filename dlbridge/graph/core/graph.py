@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError
-from dlbridge.execution.backend import FRAMEWORKS
+from dlbridge.execution.backend import framework_of_nodes
 from dlbridge.execution.trace import Trace
 from dlbridge.graph.core import construction, scopes
 from dlbridge.graph.core.dot import to_dot, to_svg
@@ -297,11 +297,8 @@ class Graph(NonCopyable):
         Raises:
             ValueError: the framework cannot run operations.
         """
-        if name is not None and name not in FRAMEWORKS:
-            raise ValueError(
-                f"framework: {name!r} runs no nodes; known are {', '.join(FRAMEWORKS)}, and None"
-            )
-        return Block(self._scopes, lambda scope: scope.but(framework=name))
+        own = None if name is None else framework_of_nodes(name)
+        return Block(self._scopes, lambda scope: scope.but(framework=own))
 
     def device(self, device_name_or_function: str | DeviceFunction | None) -> Block:
         """Return a block whose operations are placed on a device.

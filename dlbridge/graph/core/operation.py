@@ -216,13 +216,13 @@ class Tensor(GraphElement):
             value = _pending.value
             _pending.keep(None, None, None)
         else:
-            value = session.run(self, as_="dlbridge")
+            value = session.run(self, to="dlbridge")
         return value.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Evaluate it in the default session and return (device type, device id) of the value."""
         session = _session_of(self)
-        value = session.run(self, as_="dlbridge")
+        value = session.run(self, to="dlbridge")
         _pending.keep(self, session, value)
         device: tuple[int, int] = value.__dlpack_device__()
         return device
@@ -254,7 +254,7 @@ def _session_of(tensor: Tensor) -> Session:
         raise ExchangeError(
             "lazy",
             f"__dlpack__ of {tensor!r}: a symbolic tensor is evaluated in the default session, and "
-            f"{which}; use `with tf.Session():`, or pass session.run(x, as_='dlbridge')",
+            f"{which}; use `with tf.Session():`, or pass session.run(x, to='dlbridge')",
         )
     return session
 

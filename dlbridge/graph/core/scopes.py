@@ -462,7 +462,7 @@ class Session(Protocol):
         """The graph that it runs."""
 
     def run(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, as_: str = "numpy"
+        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, *, to: str = "numpy"
     ) -> Any:
         """Return the values of `fetches`."""
 

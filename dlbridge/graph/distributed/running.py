@@ -445,7 +445,7 @@ class LocalPart:
         runtime: Runtime,
         ends: Ends,
         keys: Sequence[Any] = (),
-        as_: str = "numpy",
+        to: str = "numpy",
         copy: bool = True,
         single: bool = False,
     ) -> None:
@@ -460,9 +460,9 @@ class LocalPart:
             [named(name) for name in part.targets],
             inputs,
             lambda output, framework: fed.feeder(shown[output], framework),
-            giver(as_, copy),
-            giver(as_, False),
-            as_,
+            giver(to, copy),
+            giver(to, False),
+            to,
             single,
         )
         if not self.plan.is_concurrent:

@@ -593,7 +593,7 @@ def _plan(
     part: Part,
     options: Mapping[str, Any],
     keys: Sequence[Any] = (),
-    as_: str = "numpy",
+    to: str = "numpy",
     copy: bool = True,
     single: bool = False,
 ) -> LocalPart:
@@ -610,7 +610,7 @@ def _plan(
         resources=server.resources,
         ends=ends,
     )
-    return LocalPart(part, runtime, ends, keys, as_, copy, single)
+    return LocalPart(part, runtime, ends, keys, to, copy, single)
 
 
 class _ClusterRunner:
@@ -622,7 +622,7 @@ class _ClusterRunner:
     """
 
     def __init__(
-        self, session: _Session, graph: Graph, fetch: Any, keys: Any, as_: str, copy: bool
+        self, session: _Session, graph: Graph, fetch: Any, keys: Any, to: str, copy: bool
     ) -> None:
         server = session.server
         server.check_process()  # before other tasks hear of the plan
@@ -650,7 +650,7 @@ class _ClusterRunner:
                 parts[server.task],
                 session.options,
                 given,
-                as_,
+                to,
                 copy,
                 single=found.build is None,
             )
@@ -658,7 +658,7 @@ class _ClusterRunner:
             session.refuse(error)
             raise
         # From then on only what one task does for itself can fail: NumPy's copies of results.
-        ends_alone = as_ == "numpy" and session.options["max_bytes"] is None
+        ends_alone = to == "numpy" and session.options["max_bytes"] is None
         self._protocol = session.prepare(parts, ends_alone)
         self._local.ends.rendezvous.peers = self._protocol.ranks
         self.plan = self._local.plan
@@ -792,11 +792,11 @@ class _Session:
         runtime: Runtime,
         fetch: Any,
         keys: Any,
-        as_: str,
+        to: str,
         copy: bool,
     ) -> _ClusterRunner:
         """Return what runs a fetch."""
-        return _ClusterRunner(self, graph, fetch, keys, as_, copy)
+        return _ClusterRunner(self, graph, fetch, keys, to, copy)
 
     def forget(self) -> None:
         """Drop the plans of other tasks."""

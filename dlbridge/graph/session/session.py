@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from time import time_ns
 from typing import Any, Self
 
+from dlbridge.exchange.adapter import target as adapter_of
 from dlbridge.exchange.context import receipts as recording
 from dlbridge.execution.backend import giver
 from dlbridge.execution.builder import Runtime
@@ -44,7 +45,7 @@ class Runner:
         runtime: Runtime,
         fetch: Any,
         keys: Any,
-        as_: str,
+        to: str,
         copy: bool,
     ) -> None:
         if not graph.version:
@@ -57,9 +58,9 @@ class Runner:
             self.fetches.targets,
             self.feeds.tensors,
             feeds.feeder,
-            giver(as_, copy),
-            giver(as_, False),
-            as_,
+            giver(to, copy),
+            giver(to, False),
+            to,
             single=self.fetches.build is None,
         )
         self.call = self._over(self.plan.call)
@@ -151,10 +152,11 @@ class BaseSession(NonCopyable):
         options: Any = None,
         run_metadata: Any = None,
         *,
-        as_: str = "numpy",
+        to: str = "numpy",
         copy: bool = True,
         receipts: list[Any] | None = None,
         trace: Trace | bool | None = None,
+        as_: str | None = None,
     ) -> Any:
         """Run the operations that `fetches` need, and return the values in the same structure.
 
@@ -165,7 +167,7 @@ class BaseSession(NonCopyable):
                 -> number, text, list, array, or any framework's tensor. Tensors of the right dtype
                 are shared. Other dtypes are converted where only precision is lost: whole numbers
                 to integers, zeros and ones to bools.
-            as_: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
+            to: the framework of the results; "numpy" gives NumPy scalars for 0-d tensors.
             copy: whether results are copies. If False they may be read-only views of fed values,
                 constants and variables.
             options: a RunOptions, ours or TensorFlow's: a timeout, and whether to trace the run.
@@ -173,6 +175,7 @@ class BaseSession(NonCopyable):
             receipts: a list to which Receipts of all exchanges between frameworks are added.
             trace: a Trace that records when each step began and ended; True makes a new one, which
                 is the session's `trace` afterwards. Such a run is slower.
+            as_: what `to` was called before; it goes with the next release.
 
         Returns:
             The values, in the structure of `fetches`.
@@ -194,7 +197,8 @@ class BaseSession(NonCopyable):
         if (
             not feed_dict
             and receipts is None
-            and as_ == "numpy"
+            and to == "numpy"
+            and as_ is None
             and copy
             and trace is None
             and options is None
@@ -212,7 +216,7 @@ class BaseSession(NonCopyable):
             timeout = getattr(options, "timeout_in_ms", 0) or timeout
             reports = run_metadata is not None and getattr(options, "trace_level", 0) > 0
         keys = tuple(feed_dict) if feed_dict else ()
-        runner = self._runner(fetches, keys, as_, copy)
+        runner = self._runner(fetches, keys, as_ or to, copy)
         values = feed_dict.values() if feed_dict else ()
         if receipts is None and not trace and not timeout and not reports:
             return runner.call(*values)
@@ -230,15 +234,22 @@ class BaseSession(NonCopyable):
         return result
 
     def make_callable(
-        self, fetches: Fetch, feed_list: Any = None, *, as_: str = "numpy", copy: bool = True
+        self,
+        fetches: Fetch,
+        feed_list: Any = None,
+        *,
+        to: str = "numpy",
+        copy: bool = True,
+        as_: str | None = None,
     ) -> Callable[..., Any]:
         """Return a function that runs `fetches`, called with one value for each of `feed_list`.
 
         Args:
             fetches: as in `run`.
             feed_list: list or tuple of keys of a feed dict.
-            as_: as in `run`.
+            to: as in `run`.
             copy: as in `run`.
+            as_: as in `run`.
 
         Raises:
             TypeError: `feed_list` is not a list; from the function: a wrong number of values.
@@ -246,7 +257,7 @@ class BaseSession(NonCopyable):
         if feed_list is not None and not isinstance(feed_list, list | tuple):
             raise TypeError(f"Argument feed_list must be a list or tuple. Received: {feed_list!r}")
         keys = tuple(feed_list or ())
-        runner = self._runner(fetches, keys, as_, copy)
+        runner = self._runner(fetches, keys, as_ or to, copy)
         count, run = len(keys), runner.call
 
         def call(*values: Any) -> Any:
@@ -260,20 +271,22 @@ class BaseSession(NonCopyable):
 
         return call
 
-    def _runner(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Any:
+    def _runner(self, fetch: Any, keys: tuple[Any, ...], to: str, copy: bool) -> Any:
         self._check_open()
+        if to != "numpy":
+            to = adapter_of(to, "Session.run").name
         if self._changes != self._graph._changes:
             self._forget()
         try:
-            key = (fetches.key_of(fetch), keys, as_, copy)
+            key = (fetches.key_of(fetch), keys, to, copy)
             found = self._plans.get(key)
         except TypeError:  # what has no hash cannot be fetched or fed
-            return self._make(fetch, keys, as_, copy)
+            return self._make(fetch, keys, to, copy)
         if found is None:
-            found = self._make(fetch, keys, as_, copy)
+            found = self._make(fetch, keys, to, copy)
             self._make_room(found.size)
             self._plans[key] = found
-            if not (keys or self._timeout) and as_ == "numpy" and copy and type(fetch) in PLAIN:
+            if not (keys or self._timeout) and to == "numpy" and copy and type(fetch) in PLAIN:
                 self._plain[fetch] = found.call
             self._check_open()  # another thread may have closed it
         return found
@@ -290,9 +303,9 @@ class BaseSession(NonCopyable):
             self._forget()
             raise RuntimeError("Attempted to use a closed Session.")
 
-    def _make(self, fetch: Any, keys: tuple[Any, ...], as_: str, copy: bool) -> Any:
+    def _make(self, fetch: Any, keys: tuple[Any, ...], to: str, copy: bool) -> Any:
         make = Runner if self._cluster is None else self._cluster.runner
-        return make(self._graph, self._runtime, fetch, keys, as_, copy)
+        return make(self._graph, self._runtime, fetch, keys, to, copy)
 
     def state_of(self, variable: Any) -> VariableState:
         """Return the state that a variable of the graph has in this session.

@@ -14,7 +14,7 @@ class ClusterSession(Protocol):
     """The part of a session that runs its graph on a cluster."""
 
     def runner(
-        self, graph: Graph, runtime: Runtime, fetch: Any, keys: Any, as_: str, copy: bool
+        self, graph: Graph, runtime: Runtime, fetch: Any, keys: Any, to: str, copy: bool
     ) -> Any:
         """Return what runs a fetch: `call`, `traced` and `size`, as `session.Runner` has them."""
 

@@ -427,12 +427,12 @@ class Variable:
         """
         (session or current_session("Variable.share")).state_of(self).share(array)
 
-    def state(self, session: Session | None = None, as_: str = "numpy") -> Any:
+    def state(self, session: Session | None = None, to: str = "numpy") -> Any:
         """Return the state in a session as an array of a framework, over the same memory.
 
         Args:
             session: a Session; None is the default session.
-            as_: the framework.
+            to: the framework.
 
         Returns:
             An array that later assignments do not change, unless the memory was given by `share`.
@@ -441,7 +441,7 @@ class Variable:
         Raises:
             FailedPreconditionError: nothing was assigned yet.
         """
-        return (session or current_session("Variable.state")).state_of(self).read(as_)
+        return (session or current_session("Variable.state")).state_of(self).read(to)
 
     # ---- Python ----
 

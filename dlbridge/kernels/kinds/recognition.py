@@ -25,7 +25,9 @@ from dlbridge.kernels.kinds import cuda_launch, python_kernel, raw, triton
 from dlbridge.kernels.kinds.cuda_launch import Compiled, Launch
 from dlbridge.kernels.kinds.python_kernel import FRAMEWORKS
 from dlbridge.kernels.schema import Schema
+from dlbridge.registry import canonical_name
 from dlbridge.signals import is_from_handler
+from dlbridge.text import did_you_mean
 
 CONVENTIONS = {
     "dltensors": "int f(void *context, DLTensor *arguments, int count)",
@@ -85,7 +87,7 @@ def recognise(fn: Any, abi: str | None = None) -> Function:
         UnsupportedTypeError: `fn` is nothing that can be called as a kernel.
         ArgumentError: the abi is unknown, contradicts the object, or is needed and missing.
     """
-    _check_abi(abi)
+    abi = _read_abi(abi)
     if isinstance(fn, (int, float, str, bytes)) or fn is None:
         _refuse_value(fn)
     reader = _find_reader(fn)
@@ -116,13 +118,17 @@ _TAKES = (
 )
 
 
-def _check_abi(abi: object) -> None:
+def _read_abi(abi: object) -> str | None:
+    """Return a key of `CONVENTIONS`, also for another name of a framework, or a C signature."""
+    if isinstance(abi, str) and abi.startswith("python:"):
+        abi = f"python:{canonical_name(abi.removeprefix('python:'))}"
     if abi is None or (isinstance(abi, str) and (abi in CONVENTIONS or "(" in abi)):
-        return
+        return abi
     known = ", ".join(map(repr, CONVENTIONS))
     raise ArgumentError(
         f"wrap: abi must be one of {known}, or a C signature such as "
         f"'void(const float *x, float *out, int64_t n)', got {abi!r}"
+        f"{did_you_mean(abi, CONVENTIONS)}"
     )
 
 

@@ -60,7 +60,7 @@ def two_devices() -> tuple[Any, Any, Any]:
 def test_nodes_run_on_the_devices_that_they_ask_for() -> None:
     x, y, z = two_devices()
     with tf.Session(framework="cupy") as session:
-        found = session.run([y, z], {x: ONES}, as_="cupy")
+        found = session.run([y, z], {x: ONES}, to="cupy")
         assert [each.device.id for each in found] == [0, 1]
         assert found[0].get().tolist() == (ONES * 3).tolist()
         with cupy.cuda.Device(1):
@@ -90,7 +90,7 @@ def test_a_session_of_cupy_runs_what_asks_for_the_cpu_in_numpy() -> None:
 def test_the_current_device_of_the_caller_changes_nothing() -> None:
     y = tf.constant(ONES) * 2
     with tf.Session(framework="cupy") as session, cupy.cuda.Device(1):
-        assert session.run(y, as_="cupy").device.id == 0
+        assert session.run(y, to="cupy").device.id == 0
         assert cupy.cuda.runtime.getDevice() == 1
     assert cupy.cuda.runtime.getDevice() == 0
 
@@ -146,9 +146,9 @@ def test_strings_stay_on_the_host() -> None:
 def test_a_run_waits_only_for_what_the_host_needs(machine: Any) -> None:
     x, y, z = two_devices()
     with tf.Session(framework="cupy") as session:
-        session.run([y, z], {x: ONES}, as_="cupy")
+        session.run([y, z], {x: ONES}, to="cupy")
         with Waits(machine) as none:
-            kept = session.run([y, z], {x: ONES}, as_="cupy")
+            kept = session.run([y, z], {x: ONES}, to="cupy")
         assert none.count == 0
         with Waits(machine) as two:
             session.run([y, z], {x: ONES})
@@ -161,7 +161,7 @@ def test_a_shape_is_computed_on_the_host(machine: Any) -> None:
     y = tf.reshape(x * 2, [tf.shape(x)[0] * 3])
     with tf.Session(framework="cupy") as session:
         with Waits(machine) as none:
-            found = session.run(y, {x: ONES}, as_="cupy")
+            found = session.run(y, {x: ONES}, to="cupy")
         assert none.count == 0
         assert found.shape == (6,)
 
@@ -179,7 +179,7 @@ def test_values_are_not_looked_at(machine: Any) -> None:
     with tf.Session(framework="cupy") as session:
         fed = cupy.asarray(np.array([1, 5, -1], np.int32))
         with Waits(machine) as none:
-            found = session.run(results, {at: fed}, as_="cupy")
+            found = session.run(results, {at: fed}, to="cupy")
         assert none.count == 0
     values = [each.get().tolist() for each in found]
     assert values == [[2, 0, 0], [2, 0, 0], [0, 1, 0], [2, 4, 1]]
@@ -197,7 +197,7 @@ def test_a_run_is_on_the_callers_stream(machine: Any) -> None:
         with stream:
             fed = cupy.asarray(ONES)
             with Waits(machine) as none:
-                found = session.run(y, {x: fed}, as_="cupy")
+                found = session.run(y, {x: fed}, to="cupy")
             fed[...] = 0  # in order after what the run reads
             assert none.count == 0
             assert float(found) == 12.0
@@ -211,7 +211,7 @@ def test_a_fed_array_may_be_written_to_afterwards(machine: Any) -> None:
         direct = x + 1
     with tf.Session(framework="cupy") as session:
         fed = cupy.asarray(ONES)
-        found = session.run([z, direct], {x: fed}, as_="cupy")
+        found = session.run([z, direct], {x: fed}, to="cupy")
         fed += 1
         with cupy.cuda.Device(1):
             assert [each.get()[0, 0] for each in found] == [3.0, 2.0]
@@ -268,7 +268,7 @@ def test_results_come_in_the_framework_asked_for(machine: Any) -> None:
     with tf.Session(framework="cupy") as session:
         assert isinstance(session.run(y, {x: ONES}), np.ndarray)
         with Waits(machine) as none:
-            tensor = session.run(y, {x: ONES}, as_="dlbridge")
+            tensor = session.run(y, {x: ONES}, to="dlbridge")
         assert none.count == 0
         assert str(tensor.device) == "cuda:0"
         assert tensor.to("cpu").tolist() == (ONES * 2).tolist()
@@ -278,10 +278,10 @@ def test_a_copy_is_the_callers_own() -> None:
     v = tf.Variable(np.zeros(3, np.float32))
     with tf.Session(framework="cupy") as session:
         session.run(tf.global_variables_initializer())
-        mine = session.run(v, as_="cupy")
+        mine = session.run(v, to="cupy")
         mine += 1
         assert session.run(v).tolist() == [0, 0, 0]
-        shared = session.run(v, as_="cupy", copy=False)
+        shared = session.run(v, to="cupy", copy=False)
         assert shared.data.ptr != mine.data.ptr
 
 
@@ -381,7 +381,7 @@ def test_a_wrapped_gpu_kernel_is_a_node(machine: Any) -> None:
         session.run(y, {x: ONES[0]})
         with stream:
             with Waits(machine) as none:
-                found = session.run(y, {x: ONES[0]}, as_="cupy")
+                found = session.run(y, {x: ONES[0]}, to="cupy")
             assert none.count == 0
             assert found.get().tolist() == [3.0, 3.0, 3.0]
             del found
@@ -404,7 +404,7 @@ def test_a_device_without_memory_is_told(machine: Any) -> None:
         machine.driver.fake_fail(b"cuMemAlloc", 2, 0, 1000)
         try:
             with pytest.raises(ResourceExhaustedError, match="Out of memory") as caught:
-                session.run(y, {x: fed}, as_="cupy")
+                session.run(y, {x: fed}, to="cupy")
         finally:
             machine.driver.fake_fail(b"cuMemAlloc", 2, 0, 0)
         assert caught.value.op is y.op

@@ -1,0 +1,159 @@
+"""One name for one thing: frameworks by any of their names, `to` everywhere, the nearest name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+import dlbridge.graph as tf
+from dlbridge import ArgumentError, registry
+from dlbridge.text import did_you_mean
+
+NAMES = [("NumPy", "numpy"), ("np", "numpy"), ("pytorch", "torch"), ("Torch", "torch")]
+NAMES += [("PyTorch", "torch"), ("tf", "tensorflow"), ("TensorFlow", "tensorflow"), ("jnp", "jax")]
+NAMES += [("jaxlib", "jax"), ("tvm_ffi", "tvm"), ("cp", "cupy"), ("pa", "pyarrow")]
+
+
+@pytest.mark.parametrize(("name", "own"), NAMES)
+def test_a_framework_has_its_own_name_and_those_as_which_it_is_imported(
+    name: str, own: str
+) -> None:
+    assert registry.row(name) is registry.row(own)
+    assert registry.adapter(name) is registry.adapter(own)
+
+
+def array() -> Any:
+    return np.arange(3, dtype="float32")
+
+
+def graph_of_one() -> Any:
+    with tf.Graph().as_default():
+        return tf.constant([1.0, 2.0]) * 2.0
+
+
+def in_graph(framework: str) -> Any:
+    with tf.Graph().as_default() as graph:
+        with tf.framework(framework):
+            y = tf.constant([1.0]) * 2.0
+        assert y.op.framework == "torch"
+        with tf.Session(graph=graph) as session:
+            return session.run(y, to=framework)
+
+
+def wrapped(framework: str) -> Any:
+    kernel = dlbridge.wrap(
+        lambda x: x * 2, "dlbridge_tests::named(x: f32[n]) -> f32[n]", abi=f"python:{framework}"
+    )
+    return dlbridge.to_torch(kernel(array()))
+
+
+def session(framework: str) -> Any:
+    y = graph_of_one()
+    with tf.Session(graph=y.graph, framework=framework) as made:
+        assert made.framework == "torch"
+        return made.make_callable(y, to=framework)()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda name: dlbridge.convert(array(), name),
+        lambda name: dlbridge.convert(array(), to=name),
+        lambda name: dlbridge.convert(array(), copy=True, to=name, readonly="copy"),
+        lambda name: dlbridge.convert_tree([array()], to=name)[0],
+        in_graph,
+        wrapped,
+        session,
+    ],
+)
+@pytest.mark.parametrize("name", ["torch", "PyTorch"])
+def test_it_is_understood_wherever_a_framework_is_named(
+    framework: Any, call: Callable[[str], Any], name: str
+) -> None:
+    torch = framework("torch")
+    assert type(call(name)) is torch.Tensor
+
+
+def test_explain_and_dtypes_understand_it_as_well(framework: Any) -> None:
+    torch = framework("torch")
+    assert dlbridge.explain(array(), to="pytorch").target == "torch"
+    assert dlbridge.float32.to("PyTorch") is torch.float32
+    assert dlbridge.Device("cpu").to("pytorch") == torch.device("cpu")
+
+
+def test_as_is_still_another_name_of_to(framework: Any) -> None:
+    torch = framework("torch")
+    y = graph_of_one()
+    with tf.Session(graph=y.graph) as made:
+        assert type(made.run(y, as_="torch")) is torch.Tensor
+        assert type(made.make_callable(y, as_="torch")()) is torch.Tensor
+
+
+@pytest.mark.parametrize("name", ["torhc", "Tensorfow", "nunpy"])
+def test_an_unknown_framework_gets_the_nearest_name(name: str) -> None:
+    nearest = {"torhc": "torch", "Tensorfow": "tensorflow", "nunpy": "numpy"}[name]
+    y = graph_of_one()
+    for call in (
+        lambda: dlbridge.convert(array(), name),
+        lambda: dlbridge.explain(array(), name),
+        lambda: dlbridge.convert_tree([], name),
+        lambda: dlbridge.float32.to(name),
+        lambda: tf.Session(graph=y.graph).run(y, to=name),
+    ):
+        with pytest.raises(ArgumentError, match=rf"unknown framework .*did you mean '{nearest}'\?"):
+            call()
+    with pytest.raises(ArgumentError, match=r"'torhc' runs no nodes; .*did you mean 'torch'"):
+        tf.Session(graph=y.graph, framework="torhc")
+    with pytest.raises(ArgumentError, match="did you mean 'python:torch'"):
+        dlbridge.wrap(len, "dlbridge_tests::f(x: f32[n]) -> f32[n]", abi="python:torhc")
+
+
+def test_a_call_without_a_target_says_so() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'to'"):
+        dlbridge.convert(array())  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="multiple values for argument 'to'"):
+        dlbridge.convert(array(), "numpy", to="torch")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("policies", "nearest"),
+    [
+        ({"read_only": "share"}, "readonly"),
+        ({"narow": "checked"}, "narrow"),
+        ({"readonly": "shared"}, "share"),
+        ({"grad": "detached"}, "detach"),
+        ({"layout": "contigous"}, "contiguous"),
+    ],
+)
+def test_a_misspelt_policy_gets_the_nearest(policies: Any, nearest: str) -> None:
+    for call in (
+        lambda: dlbridge.to_numpy(array(), **policies),
+        lambda: dlbridge.convert(array(), to="numpy", **policies),
+        lambda: dlbridge.explain(array(), to="numpy", **policies),
+        lambda: dlbridge.convert_tree([], to="numpy", **policies),
+    ):
+        with pytest.raises(ArgumentError, match=rf"did you mean '{nearest}'\?"):
+            call()
+
+
+def test_misspelt_options_of_kernels_name_the_call_that_was_made() -> None:
+    schema = "dlbridge_tests::g(x: f32[n]) -> f32[n]"
+    options: Any = {"vpj": len}
+    with pytest.raises(TypeError, match=r"^compile_c\(\) got .* 'vpj'; did you mean 'vjp'\?"):
+        dlbridge.compile_c("", "g", schema, **options)
+    choice: Any = "allowed"
+    with pytest.raises(ArgumentError, match=r"wrap: overlap must be .*did you mean 'allow'"):
+        dlbridge.wrap(len, schema, abi="python:numpy", overlap=choice)
+
+
+def test_a_misspelt_function_gets_the_nearest() -> None:
+    with pytest.raises(AttributeError, match="'to_pytorch'; did you mean 'to_torch'"):
+        dlbridge.to_pytorch  # type: ignore[attr-defined]
+
+
+def test_what_is_like_nothing_gets_no_advice() -> None:
+    assert did_you_mean("zzzzzz", ["numpy", "torch"]) == ""
