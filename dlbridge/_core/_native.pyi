@@ -474,9 +474,9 @@ def copy_into(destination: TensorBase, source: TensorBase, /) -> None:
 def join(buffers: Sequence[object], /) -> bytes:
     """One bytes object of buffers, as `b"".join`; the GIL is released, huge pages are asked for."""
 
-def torch_places(places: tuple[int, int, int, int, int] | None, /) -> None:
+def torch_places(places: tuple[int, int, int, int, int, int, int, int] | None, /) -> None:
     """Where words lie in the loaded version of torch, in bytes: the at::Tensor in a torch.Tensor,
-    the keys and the StorageImpl in a TensorImpl, the data and the size in a StorageImpl. None:
+    the keys and the StorageImpl in a TensorImpl, the words of a StorageImpl. None:
     that version was not proved, and every function below stays closed."""
 
 def torch_guard_open(
@@ -523,6 +523,9 @@ def torch_stream(device: int, /) -> int:
     """The number of torch's current stream on a CUDA device; 0: unknown."""
 
 def torch_direct_close() -> None: ...
+def torch_lending_open(own: Any, foreign: Any, /) -> bool: ...
+def torch_lending_close() -> None: ...
+def torch_lend(tensor: Any, /) -> TensorBase | None: ...
 def torch_memory_open(libtorch_cpu: str, libtorch_python: str, table: object, /) -> bool: ...
 def torch_memory_close(borrow: bool, allocate: bool, /) -> None:
     """Do without libtorch's functions that lend, or without those that allocate."""

@@ -166,3 +166,175 @@ def test_a_jax_array_may_be_deleted_by_a_kernel_that_reads_it(
         assert read.pop() == expected, dtype
     """
     ).check()
+
+
+# ---- PyTorch -------------------------------------------------------------------------------------
+
+# "general" is what serves every version of torch whose insides are not known.
+PATHS = pytest.mark.parametrize("path", ["direct", "general"])
+
+TORCH = """
+    import sys, weakref
+    import numpy as np, torch
+    import dlbridge
+    from dlbridge.frameworks.torch import internals
+
+    if sys.argv[1] == "general":
+        internals.PROVED.clear()
+    elif not internals.guard_is_open():
+        print("skipped")
+        sys.exit()
+
+    class Watched(np.ndarray):
+        pass
+
+    def watched():
+        "A tensor over an array, and a weak reference to that, which lives as its memory does."
+        array = np.full(1000, 7.0, "float32").view(Watched)
+        return torch.from_numpy(array), weakref.ref(array)
+
+    def recorded(x):
+        with dlbridge.receipts():
+            return dlbridge.from_dlpack(x)
+
+    LENDS = {
+        "to_numpy": dlbridge.to_numpy,
+        "from_dlpack": dlbridge.from_dlpack,
+        "as_tensor": dlbridge.as_tensor,
+        "recorded": recorded,
+        "detached": lambda x: dlbridge.to_numpy(x, grad="detach"),
+        "view": lambda x: dlbridge.from_dlpack(x)[:],
+        "part": lambda x: dlbridge.from_dlpack(x[100:]),
+        "convert_tree": lambda x: dlbridge.convert_tree({"a": [x]}, "numpy")["a"][0],
+        "capsule": lambda x: dlbridge.from_dlpack(x).__dlpack__(max_version=(1, 1)),
+    }
+"""
+
+
+def run_torch(run_python: Callable[..., Any], code: str, path: str) -> None:
+    """Run the code on one of the two paths; skip where torch has no direct one."""
+    if run_python(TORCH + code, path).check().strip() == "skipped":
+        pytest.skip("this torch has no direct path")
+
+
+@PATHS
+@pytest.mark.subprocess
+def test_a_view_survives_a_torch_tensor_that_gets_another_storage(
+    path: str, framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """As with Tensor.numpy(): what is lent is the storage, not the tensor."""
+    framework("torch")
+    code = """
+    def set_data(x):
+        x.data = torch.zeros(3)
+
+    def swap(x):
+        torch.utils.swap_tensors(x, torch.zeros(3))
+
+    CHANGES = [set_data, lambda x: x.set_(torch.zeros(3)), swap]
+    if sys.argv[1] == "direct":
+        CHANGES.append(lambda x: x.share_memory_())  # moves it
+    for name, lend in LENDS.items():
+        for change in CHANGES:
+            x, memory = watched()
+            lent = lend(x)
+            change(x)
+            assert memory() is not None, (name, change)
+            if name == "capsule":
+                lent = dlbridge.from_dlpack(lent)
+            assert np.all(np.asarray(lent) == 7), (name, change)
+            del x, lent
+            assert memory() is None, (name, change)
+    """
+    run_torch(run_python, code, path)
+
+
+@PATHS
+@pytest.mark.subprocess
+def test_a_view_survives_the_cast_of_a_module(
+    path: str, framework: Any, run_python: Callable[..., Any]
+) -> None:
+    framework("torch")
+    code = """
+    tensor, memory = watched()
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(tensor, requires_grad=False)
+    del tensor
+    (lent,) = dlbridge.convert_tree(list(module.parameters()), "numpy")
+    module.double()
+    assert memory() is not None
+    assert np.all(lent == 7)
+    """
+    run_torch(run_python, code, path)
+
+
+@PATHS
+@pytest.mark.subprocess
+def test_torch_refuses_to_resize_a_storage_that_was_lent(
+    path: str, framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """As after Tensor.numpy(), for every dtype; a tensor without elements lends nothing."""
+    framework("torch")
+    code = """
+    RESIZES = [
+        lambda x: x.resize_(5000),
+        lambda x: x.untyped_storage().resize_(0),
+        lambda x: torch.cat([x, x], out=x.detach()),
+    ]
+    for lend in LENDS.values():
+        for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn):
+            for resize in RESIZES:
+                x = torch.ones(1000).to(dtype)
+                lent = lend(x)
+                try:
+                    resize(x)
+                except RuntimeError as error:
+                    assert "not resizable" in str(error) or "not implemented" in str(error), error
+                else:
+                    raise AssertionError((lend, dtype, resize))
+    empty = torch.empty(0)
+    lent = dlbridge.from_dlpack(empty)
+    assert torch.add(torch.ones(3), 1, out=empty).tolist() == [2, 2, 2]
+    """
+    run_torch(run_python, code, path)
+
+
+@pytest.mark.subprocess
+def test_shared_memory_is_kept_by_a_view_of_a_torch_tensor(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """It is unmapped with its storage, and torch must find that it is shared."""
+    framework("torch")
+    code = """
+    for strategy in torch.multiprocessing.get_all_sharing_strategies():
+        torch.multiprocessing.set_sharing_strategy(strategy)
+        for lend in LENDS.values():
+            x = torch.full((1 << 20,), 7.0).share_memory_()
+            lent = lend(x)
+            assert x.is_shared()
+            x.data = torch.zeros(1)
+            if not hasattr(lent, "shape"):
+                lent = dlbridge.from_dlpack(lent)
+            assert np.all(np.asarray(lent) == 7)
+    """
+    run_torch(run_python, code, "direct")
+
+
+@pytest.mark.subprocess
+def test_a_worker_of_a_data_loader_may_return_a_tensor_and_a_view_of_it(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """The worker moves the tensor to shared memory before it pickles the view."""
+    framework("torch")
+    code = """
+    def collate(batch):
+        a = torch.tensor(batch)
+        return a, dlbridge.to_numpy(a)
+
+    loader = torch.utils.data.DataLoader(
+        list(range(40_000)), batch_size=20_000, collate_fn=collate, num_workers=1
+    )
+    for a, b in loader:
+        assert np.array_equal(a.numpy(), b)
+    """
+    run_torch(run_python, code, "direct")

@@ -495,16 +495,14 @@ def test_garbage_with_a_memoryview_under_a_tensor_is_collected() -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("name", ["dlbridge", "torch"])
-def test_a_torch_tensor_that_refers_to_a_tensor_over_it_is_not_collected(
-    name: str, framework: Any
+def test_a_torch_tensor_that_refers_to_torchs_own_view_of_it_is_not_collected(
+    framework: Any,
 ) -> None:
-    """A limit of torch, as its own from_dlpack shows: C++ holds the tensor, unseen by Python."""
+    """A limit of torch: C++ holds the tensor, unseen by Python."""
     torch = framework("torch")
-    before = native.live()
     owner = torch.zeros(8)
     watch = weakref.ref(owner)
-    owner.tensor = {"dlbridge": dlbridge, "torch": torch}[name].from_dlpack(owner)
+    owner.tensor = torch.from_dlpack(owner)
     del owner
     gc.collect()
     kept = watch()
@@ -512,17 +510,22 @@ def test_a_torch_tensor_that_refers_to_a_tensor_over_it_is_not_collected(
     kept.tensor = None
     del kept
     assert watch() is None
-    assert native.live() == before
 
 
-def test_a_tensor_over_a_detached_torch_tensor_may_be_its_attribute(framework: Any) -> None:
-    """What C++ holds of a torch tensor, as a view or a capsule of it does, nobody collects."""
-    owner = framework("torch").zeros(8)
+@pytest.mark.parametrize("lend", ["from_dlpack", "to_numpy"])
+def test_a_torch_tensor_that_refers_to_a_tensor_over_it_is_collected(
+    lend: str, framework: Any
+) -> None:
+    """dlbridge holds the memory of a torch tensor, not the tensor."""
+    torch = framework("torch")
+    before = native.live()
+    owner = torch.zeros(8)
     watch = weakref.ref(owner)
-    owner.tensor = dlbridge.from_dlpack(owner.detach())
+    owner.tensor = getattr(dlbridge, lend)(owner)
     del owner
     gc.collect()
     assert watch() is None
+    assert native.live() == before
 
 
 def test_weak_references_to_a_tensor_die_with_it() -> None:

@@ -371,7 +371,7 @@ print("done")
         ('torch.__version__ = "2.12.7"', '== "places"'),
         (
             """
-wrong = guard.Places(24, 176, 16, 16, 48)
+wrong = guard.Places(24, 176, 16, 16, 24, 32, 48, 57)
 guard.PROVED = {key: row._replace(places=wrong) for key, row in guard.PROVED.items()}
 """,
             '== "places"',
@@ -412,9 +412,15 @@ FAILED_CHECKS = {
     "_allocates": ("native.torch_allocate((2,), (2, 32, 1)) is None", "native.torch_borrow(x)"),
     "_behaves": ("not native.torch_direct_allows(x)", "native.torch_guard_allows(x)"),
     "_lends": ("native.torch_borrow(x) is None", "native.torch_direct_allows(x)"),
+    "_lends_memory": ("native.torch_lend(x) is None", "native.torch_borrow(x)"),
 }
 # What each of them asks, and may raise.
-ASKED = {"_is_as_empty": "_allocates", "_find_words": "_behaves", "_lends_one": "_lends"}
+ASKED = {
+    "_is_as_empty": "_allocates",
+    "_find_words": "_behaves",
+    "_lends_one": "_lends",
+    "_keeps_while_held": "_lends_memory",
+}
 
 
 @pytest.mark.fast(lambda check: check == "_behaves")
@@ -443,7 +449,16 @@ def test_a_check_that_fails_closes_its_path(run_python: Any, check: str) -> None
     assert run_python(code).check().strip() == "done"
 
 
-@pytest.mark.parametrize("places", [(0, 8, 8, 8, 8), (16, 168, 16, 16, 1 << 40), (16,), 5])
+@pytest.mark.parametrize(
+    "places",
+    [
+        (0, 168, 16, 16, 24, 32, 48, 57),
+        (16, 168, 16, 16, 24, 32, 1 << 40, 57),
+        (16, 168, 16, 16, 24, 32, 48, 1 << 40),
+        (16,),
+        5,
+    ],
+)
 def test_places_that_are_none_are_refused(places: Any) -> None:
     try:
         with pytest.raises((TypeError, ValueError)):

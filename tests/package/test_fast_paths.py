@@ -226,7 +226,7 @@ def test_the_profiler_sees_what_leaves_c() -> None:
 ROUTES = {
     "jax": ("numpy.asarray", "jaxlib capsule"),
     "paddle": ("Paddle C exchange table", "Paddle C exchange table"),
-    "torch": ("torch C exchange table", "torch C exchange table"),
+    "torch": ("torch storage", "torch C exchange table"),
 }
 
 

@@ -156,18 +156,41 @@ int dlb_meet_type(PyTypeObject *type) {
     return dlb_clear_error();
 }
 
+/* By the exchange table, which keeps the tensor that it is given: an alias, so that the
+ * storage stays whatever becomes of x. */
+static int take_torch_alias(PyObject *x, const DLPackExchangeAPI *table,
+                            dlb_view *view) {
+    static PyObject *detach;
+    if (detach == NULL && (detach = PyUnicode_InternFromString("detach")) == NULL)
+        return -1;
+    PyObject *alias = PyObject_CallMethodNoArgs(x, detach);
+    if (alias == NULL)
+        return -1;
+    int status = DLB_DECLINED;
+    if (dlb_torch_is_exact(alias) && dlb_torch_is_plain(alias))
+        status = dlb_take_table(alias, table, view);
+    if (status == 0) {
+        bool is_odd = view->dl.dtype.bits == 8 && view->dl.dtype.code <= kDLUInt &&
+                      !dlb_torch_is_byte_type(x);
+        if (is_odd || !dlb_torch_fits_storage(x, &view->dl)) {
+            dlb_buffer_drop(view->buffer);
+            status = DLB_DECLINED;
+        }
+    }
+    Py_DECREF(alias);
+    return status;
+}
+
 static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
     if (!dlb_torch_is_plain(x))
         return DLB_DECLINED;
-    if (dlb_take_table(x, table, view) < 0)
-        return -1;
-    bool is_odd = view->dl.dtype.bits == 8 && view->dl.dtype.code <= kDLUInt &&
-                  !dlb_torch_is_byte_type(x);
-    if (is_odd || !dlb_torch_fits_storage(x, &view->dl)) {
-        dlb_buffer_drop(view->buffer);
-        return DLB_DECLINED;
-    }
-    return 0;
+    int status = dlb_torch_take(x, view);
+    if (status != DLB_DECLINED)
+        return status;
+    status = take_torch_alias(x, table, view);
+    if (status == 0 && view->dl.device.device_type == kDLCPU)
+        dlb_torch_fix_size(x);
+    return status;
 }
 
 /* The payload of a function is (function, guard, accepted, declined_code, flags). The

@@ -64,6 +64,12 @@ static void put_back(pending error) {
         PyErr_Restore(error.type, error.value, error.trace);
 }
 
+void dlb_call_release(void (*function)(void *), void *argument) {
+    pending error = put_aside(Py_IsInitialized() && PyGILState_Check());
+    function(argument);
+    put_back(error);
+}
+
 static void release_managed(dlb_buffer *buffer) {
     DLManagedTensorVersioned *managed = buffer->owner;
     if (managed->deleter != NULL) {

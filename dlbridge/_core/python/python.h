@@ -41,6 +41,8 @@ static inline bool dlb_is_collectable(const dlb_buffer *buffer) {
     return buffer->release == dlb_release_collectable;
 }
 bool dlb_interpreter_is_gone(void);
+/* Call a function that frees memory and may run Python. */
+void dlb_call_release(void (*function)(void *), void *argument);
 
 /* Take the GIL, unless this thread holds it. False: there is no interpreter any more,
  * and nothing may touch Python. */

@@ -25,7 +25,8 @@
 static struct {
     Py_ssize_t tensor; /* in a torch.Tensor: the at::Tensor; 0: nothing is proved */
     Py_ssize_t keys, storage; /* in a TensorImpl: the keys, the StorageImpl */
-    Py_ssize_t data, nbytes;  /* in a StorageImpl */
+    /* In a StorageImpl; `resizable` is a byte. */
+    Py_ssize_t data, deleter, context, nbytes, resizable;
 } places;
 
 Py_ssize_t dlb_torch_word;
@@ -171,6 +172,11 @@ bool dlb_torch_is_cuda(const char *impl) {
     return keys != 0 && (keys == direct.cuda.plain || keys == direct.cuda.inference);
 }
 
+bool dlb_torch_is_cpu(const char *impl) {
+    uint64_t keys = word_at(impl, places.keys);
+    return keys != 0 && (keys == direct.cpu.plain || keys == direct.cpu.inference);
+}
+
 static bool try_cuda(PyObject *tensor) {
     direct.cuda_is = CLOSED; /* for calls on the way */
     PyObject *answer = PyObject_CallOneArg(direct.try_cuda, tensor);
@@ -226,6 +232,156 @@ void dlb_torch_bump_version(PyObject *tensor) {
         dlb_internals.bump_version(dlb_torch_handle(tensor));
 }
 
+/* ---- who owns the memory ----
+ *
+ * A StorageImpl owns its memory by three words: the address, and a function and its
+ * argument that free it. Storages move and grow, and go to shared memory, and tensors
+ * get other ones (Tensor.set_, x.data = y), while a view of the memory lives. So what
+ * is lent is the memory itself: its storage's function and argument become ours, which
+ * count the storage and each view, and the last of them calls the function that was
+ * there. Only memory of torch's allocator for the CPU, and what torch.from_dlpack and
+ * torch.from_numpy made, is lent so: torch finds out about other memory, in particular
+ * memory that processes share, by comparing the function. */
+
+typedef void (*free_function)(void *argument);
+
+struct dlb_torch_block {
+    _Atomic int64_t references; /* that of the storage included */
+    free_function function;
+    void *argument;
+};
+
+static struct {
+    bool open;
+    free_function of_allocator, of_foreign; /* the two functions that are known */
+} lending;
+
+static void drop_block(void *argument) {
+    dlb_torch_block *block = argument;
+    if (atomic_fetch_sub_explicit(&block->references, 1, memory_order_acq_rel) != 1)
+        return;
+    dlb_call_release(block->function, block->argument);
+    free(block);
+}
+
+void dlb_torch_let_go(dlb_torch_block *block) {
+    drop_block(block);
+}
+
+static char *storage_of(PyObject *tensor) {
+    return (char *)(uintptr_t)word_at(dlb_torch_impl(tensor), places.storage);
+}
+
+static free_function function_of(const char *storage) {
+    free_function function;
+    memcpy(&function, storage + places.deleter, sizeof function);
+    return function;
+}
+
+static dlb_torch_block *own_memory(char *storage) {
+    dlb_torch_block *block = malloc(sizeof *block);
+    if (block == NULL)
+        return NULL;
+    free_function ours = drop_block;
+    void *argument = block;
+    atomic_init(&block->references, 2);
+    block->function = function_of(storage);
+    memcpy(&block->argument, storage + places.context, sizeof argument);
+    memcpy(storage + places.deleter, &ours, sizeof ours);
+    memcpy(storage + places.context, &argument, sizeof argument);
+    return block;
+}
+
+dlb_torch_block *dlb_torch_hold(PyObject *tensor) {
+    if (!lending.open || !dlb_torch_is_cpu(dlb_torch_impl(tensor)))
+        return NULL;
+    char *storage = storage_of(tensor);
+    free_function function = function_of(storage);
+    if (function == drop_block) {
+        dlb_torch_block *block;
+        memcpy(&block, storage + places.context, sizeof block);
+        atomic_fetch_add_explicit(&block->references, 1, memory_order_relaxed);
+        return block;
+    }
+    bool is_known = function == lending.of_allocator || function == lending.of_foreign;
+    return is_known && word_at(storage, places.context) != 0 ? own_memory(storage)
+                                                             : NULL;
+}
+
+void dlb_torch_fix_size(PyObject *tensor) {
+    storage_of(tensor)[places.resizable] = 0;
+}
+
+static void release_block(dlb_buffer *buffer) {
+    dlb_torch_block *block = buffer->owner;
+    dlb_buffer_free(buffer);
+    drop_block(block);
+}
+
+static void delete_alias(void *alias) {
+    dlb_shim.delete_tensor(alias);
+}
+
+static void release_alias(dlb_buffer *buffer) {
+    void *alias = buffer->owner;
+    dlb_buffer_free(buffer);
+    dlb_call_release(delete_alias, alias);
+}
+
+/* Another tensor over the same storage; memory that processes share stays where it is.
+ */
+static dlb_buffer *keep_storage(PyObject *tensor, const DLTensor *dl) {
+    dlb_torch_tensor handle = (dlb_torch_tensor)dlb_torch_handle(tensor), alias;
+    if (dlb_shim.alias == NULL ||
+        dlb_shim.alias(handle, dl->ndim, dl->shape, dl->strides, 0, &alias) != 0)
+        return NULL;
+    dlb_buffer *buffer = dlb_buffer_new(release_alias, alias, NULL, 0);
+    if (buffer == NULL) {
+        delete_alias(alias);
+        PyErr_NoMemory();
+    }
+    return buffer;
+}
+
+/* A buffer that keeps the memory of the tensor; NULL without an exception where it
+ * cannot be kept so. Nothing is lent of a tensor without elements. */
+static dlb_buffer *keep_memory(PyObject *tensor, const DLTensor *dl) {
+    if (dlb_torch_extent(dl) == 0)
+        return dlb_buffer_of_object(tensor);
+    dlb_torch_block *block = dlb_torch_hold(tensor);
+    dlb_buffer *buffer = block ? dlb_buffer_new(release_block, block, NULL, 0)
+                               : keep_storage(tensor, dl);
+    if (buffer != NULL)
+        dlb_torch_fix_size(tensor);
+    else if (block != NULL) {
+        drop_block(block);
+        PyErr_NoMemory();
+    }
+    return buffer;
+}
+
+int dlb_torch_take(PyObject *tensor, dlb_view *view) {
+    DLTensor *dl = &view->dl;
+    if (!lending.open || !dlb_torch_is_cpu(dlb_torch_impl(tensor)) ||
+        dlb_torch_borrow(tensor, dl) != 0 || 2 * dl->ndim > DLB_MAX_NDIM ||
+        !dlb_torch_has_memory(tensor, dl))
+        return DLB_DECLINED;
+    int32_t ndim = dl->ndim;
+    for (int32_t i = 0; i < ndim; i++) {
+        view->scratch[i] = dl->shape[i];
+        view->scratch[ndim + i] = dl->strides[i];
+    }
+    dl->shape = view->scratch;
+    dl->strides = view->scratch + ndim;
+    view->flags = 0;
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    view->borrowed = (dlb_stream_id){0};
+    view->buffer = keep_memory(tensor, dl);
+    if (view->buffer != NULL)
+        return 0;
+    return PyErr_Occurred() ? -1 : DLB_DECLINED;
+}
+
 /* ---- may the exchange table export it? ---- */
 
 static struct {
@@ -263,7 +419,7 @@ bool dlb_torch_is_byte_type(PyObject *tensor) {
  * proved; None: it was not, and all stays closed. */
 static PyObject *hand_in_places(PyObject *Py_UNUSED(module), PyObject *given) {
     places.tensor = dlb_torch_word = 0;
-    direct.open = false;
+    direct.open = lending.open = false;
 #ifdef Py_GIL_DISABLED
     given = Py_None; /* another thread may change or free what they lead to */
 #endif
@@ -271,11 +427,14 @@ static PyObject *hand_in_places(PyObject *Py_UNUSED(module), PyObject *given) {
         Py_RETURN_NONE;
     if (!PyTuple_Check(given))
         return PyErr_Format(PyExc_TypeError, "torch_places: %R is no tuple", given);
-    if (!PyArg_ParseTuple(given, "nnnnn;torch_places: five places", &places.tensor,
-                          &places.keys, &places.storage, &places.data, &places.nbytes))
+    if (!PyArg_ParseTuple(given, "nnnnnnnn;torch_places: eight places", &places.tensor,
+                          &places.keys, &places.storage, &places.data, &places.deleter,
+                          &places.context, &places.nbytes, &places.resizable))
         return NULL;
-    const Py_ssize_t all[] = {places.tensor, places.keys, places.storage, places.data,
-                              places.nbytes};
+    const Py_ssize_t all[] = {
+        places.tensor,  places.keys,    places.storage, places.data,
+        places.deleter, places.context, places.nbytes,  places.resizable & ~7,
+    };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i] < 8 || all[i] > 256 || all[i] % 8 != 0) {
             places.tensor = 0;
@@ -369,6 +528,45 @@ static PyObject *open_direct(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyBool_FromLong(direct.open);
 }
 
+/* torch_lending_open(own, foreign) -> whether the memory of storages can be lent: two
+ * tensors of the CPU, one of torch's allocator, one over memory of another library. */
+static PyObject *open_lending(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *own, *foreign;
+    lending.open = false;
+    if (!PyArg_ParseTuple(args, "OO:torch_lending_open", &own, &foreign))
+        return NULL;
+    if (!dlb_torch_is_exact(own) || !dlb_torch_is_exact(foreign))
+        Py_RETURN_FALSE;
+    const char *ours = storage_of(own), *theirs = storage_of(foreign);
+    lending.of_allocator = function_of(ours);
+    lending.of_foreign = function_of(theirs);
+    uint64_t context = word_at(theirs, places.context);
+    lending.open = lending.of_allocator != NULL && lending.of_foreign != NULL &&
+                   lending.of_allocator != lending.of_foreign && context != 0 &&
+                   word_at(ours, places.context) == word_at(ours, places.data) &&
+                   context != word_at(theirs, places.data) &&
+                   ours[places.resizable] == 1 && theirs[places.resizable] == 0;
+    return PyBool_FromLong(lending.open);
+}
+
+/* torch_lend(tensor) -> a Tensor over its memory, or None: not by this way */
+static PyObject *lend(PyObject *Py_UNUSED(module), PyObject *tensor) {
+    dlb_view view;
+    int status =
+        dlb_torch_is_exact(tensor) ? dlb_torch_take(tensor, &view) : DLB_DECLINED;
+    if (status == 0)
+        return dlb_tensor_new(dlb.tensor_type, &view);
+    if (status < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_lending(PyObject *Py_UNUSED(module),
+                               PyObject *Py_UNUSED(unused)) {
+    lending.open = false;
+    Py_RETURN_NONE;
+}
+
 /* torch_direct_learn(tensor): called under torch.inference_mode with a tensor made
  * there. */
 static PyObject *learn_inference(PyObject *Py_UNUSED(module), PyObject *sample) {
@@ -417,7 +615,7 @@ static PyObject *direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyObject *close_direct(PyObject *Py_UNUSED(module),
                               PyObject *Py_UNUSED(unused)) {
-    direct.open = false;
+    direct.open = lending.open = false;
     Py_RETURN_NONE;
 }
 
@@ -433,6 +631,14 @@ PyMethodDef dlb_torch_functions[] = {
     {"torch_direct_open", open_direct, METH_VARARGS,
      "torch_direct_open($module, libtorch_cpu, libc10, tensor_type, parameter_type, "
      "samples, /)\n--\n\nFind what the guard of direct calls reads."},
+    {"torch_lending_open", open_lending, METH_VARARGS,
+     "torch_lending_open($module, own, foreign, /)\n--\n\nLearn which functions free "
+     "the memory of these two tensors."},
+    {"torch_lending_close", close_lending, METH_NOARGS,
+     "torch_lending_close($module, /)\n--\n\nLend the memory of storages no more."},
+    {"torch_lend", lend, METH_O,
+     "torch_lend($module, tensor, /)\n--\n\nA Tensor over the memory of a "
+     "torch.Tensor, or None."},
     {"torch_direct_learn", learn_inference, METH_O,
      "torch_direct_learn($module, tensor, /)\n--\n\nLearn what inference mode looks "
      "like."},

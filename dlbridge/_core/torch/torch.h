@@ -3,6 +3,7 @@
 #define DLBRIDGE_CORE_TORCH_TORCH_H_
 
 #include "python/python.h"
+#include "tensor/tensor.h"
 
 /* ---- shim.c ----
  *
@@ -45,6 +46,8 @@ typedef struct {
     void (*check)(bool fine, const char *function, const char *file, uint32_t line,
                   const char *text); /* throws c10::Error */
     /* May be missing. */
+    int (*alias)(dlb_torch_tensor tensor, int64_t ndim, const int64_t *sizes,
+                 const int64_t *strides, int64_t offset, dlb_torch_tensor *result);
     int (*const_data_ptr)(dlb_torch_tensor tensor, const void **data);
     int (*delete_boxed_value)(dlb_torch_value *value);
     int (*string_text)(dlb_torch_string string, const char **text);
@@ -162,12 +165,25 @@ bool dlb_torch_is_exact(PyObject *x);
  * its values, that needs no gradient now. `written`: that may also be written in this
  * state. Trying runs Python. */
 bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written);
-/* One of CUDA, of those that are ordinary. */
+/* One of CUDA, or of the CPU, of those that are ordinary. */
 bool dlb_torch_is_cuda(const char *impl);
+bool dlb_torch_is_cpu(const char *impl);
 /* Whether the storage still reaches as far as the tensor does; of ordinary ones only.
  */
 bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl);
 void dlb_torch_bump_version(PyObject *tensor);
+
+/* Memory of the CPU apart from the storage that it is in: it stays, whatever becomes of
+ * the tensor and its storage. */
+typedef struct dlb_torch_block dlb_torch_block;
+/* NULL: the memory is of a kind that cannot be held so. Let go of on any thread. */
+dlb_torch_block *dlb_torch_hold(PyObject *tensor);
+void dlb_torch_let_go(dlb_torch_block *block);
+/* The storage cannot be resized any more, as after Tensor.numpy(). */
+void dlb_torch_fix_size(PyObject *tensor);
+/* A plain tensor of the CPU, by holding its memory; its size is fixed. 0, DLB_DECLINED,
+ * or -1 with an exception. */
+int dlb_torch_take(PyObject *tensor, dlb_view *view);
 
 extern PyMethodDef dlb_torch_functions[];
 

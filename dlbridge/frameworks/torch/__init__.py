@@ -149,19 +149,26 @@ class Torch(Framework):
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's."""
         _refuse_without_memory(x)
-        if x.requires_grad:
-            # Where nothing is recorded, no gradient can be lost.
-            if policy.grad != "detach" and sys.modules["torch"].is_grad_enabled():
-                raise ExchangeError(
-                    "requires_grad",
-                    "from_dlpack: the torch.Tensor requires a gradient, which would be lost; pass "
-                    'x.detach() or grad="detach"',
-                )
-            x = x.detach()
+        # Where nothing is recorded, no gradient can be lost.
+        is_recorded = x.requires_grad and sys.modules["torch"].is_grad_enabled()
+        if is_recorded and policy.grad != "detach":
+            raise ExchangeError(
+                "requires_grad",
+                "from_dlpack: the torch.Tensor requires a gradient, which would be lost; pass "
+                'x.detach() or grad="detach"',
+            )
         for reason, is_lazy, resolve in (*LAZY, _ZERO):
             if is_lazy(x):
                 x = _resolved(x, reason, resolve, policy, context)
         _check_storage(x)
+        # x may get another storage (x.data = y, x.set_, module.double): what is lent is an alias,
+        # and, where this torch is known, the memory itself.
+        x = x.detach()
+        tensor = native.torch_lend(x) if guard_is_open() else None
+        if tensor is not None:
+            context.route.append("torch storage")
+            return tensor
+        _fix_size(x)
         table = getattr(type(x), _TABLE, None)
         if table is None:
             return protocol.take_dlpack(x, policy, context)
@@ -307,6 +314,17 @@ def _check_storage(x: Any) -> None:
             f"from_dlpack: the torch.Tensor needs {needed} bytes of its storage, which was "
             f"resized to {held}",
         )
+
+
+def _fix_size(alias: Any) -> None:
+    """Let torch refuse to resize the storage, as it does after `numpy()`; it knows that of the CPU.
+
+    NumPy gets none of the elements, and bytes for any dtype.
+    """
+    torch: Any = sys.modules["torch"]
+    if alias.device.type == "cpu" and alias.numel() and alias.untyped_storage().resizable():
+        with torch._C.DisableTorchFunctionSubclass():
+            alias.as_strided((0,), (1,)).view(torch.uint8).numpy()
 
 
 def _dispatches(x: Any, torch: Any) -> bool:

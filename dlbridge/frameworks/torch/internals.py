@@ -19,11 +19,14 @@ import operator
 import platform
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dlbridge._core import native
 from dlbridge.dtype import DType
@@ -42,14 +45,18 @@ class Places(NamedTuple):
     Attributes:
         tensor: in a torch.Tensor, its at::Tensor, a pointer to a TensorImpl.
         keys, storage: in a TensorImpl, its word of dispatch keys and the pointer to a StorageImpl.
-        data, nbytes: in a StorageImpl, the address of its memory and the size.
+        data, deleter, context, nbytes, resizable: in a StorageImpl, the address of its memory, the
+            function that frees it and its argument, the size, and a byte: whether it may change.
     """
 
     tensor: int
     keys: int
     storage: int
     data: int
+    deleter: int
+    context: int
     nbytes: int
+    resizable: int
 
 
 class Proof(NamedTuple):
@@ -83,8 +90,8 @@ _SYMBOLS = {
 
 PROCESSOR = "x86_64"
 PROVED = {
-    "2.11.0": Proof(Places(tensor=16, keys=176, storage=16, data=16, nbytes=48), _SYMBOLS),
-    "2.13.0": Proof(Places(tensor=16, keys=168, storage=16, data=16, nbytes=48), _SYMBOLS),
+    "2.11.0": Proof(Places(16, 176, 16, 16, 24, 32, 48, 57), _SYMBOLS),
+    "2.13.0": Proof(Places(16, 168, 16, 16, 24, 32, 48, 57), _SYMBOLS),
 }
 
 
@@ -208,6 +215,8 @@ def _open_direct(torch: Any) -> None:
     table = getattr(torch.Tensor, protocol.TABLE)
     if native.torch_memory_open(_library("torch_cpu"), _library("torch_python"), table):
         native.torch_memory_close(not _lends(torch), not _allocates(torch))
+    if not _lends_memory(torch):
+        native.torch_lending_close()
     announce_cuda(torch)
 
 
@@ -337,6 +346,39 @@ def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
 
 
 # ---- memory of tensors ----
+
+
+def _lends_memory(torch: Any) -> bool:
+    """Try whether memory stays while its storage or a view of it lives, and no longer."""
+    own = torch.ones(5, device="cpu")
+    try:
+        if not native.torch_lending_open(own, torch.from_numpy(np.ones(1))):
+            return False
+        address, view = own.data_ptr(), native.torch_lend(own)
+        return (
+            view is not None
+            and own.data_ptr() == view.data_ptr == address
+            and not own.untyped_storage().resizable()
+            and all(_keeps_while_held(torch, first) for first in (0, 1))
+        )
+    except Exception:  # noqa: BLE001  (the table remains)
+        return False
+
+
+def _keeps_while_held(torch: Any, first: int) -> bool:
+    """Drop the storage and the view of an array's memory one after the other, `first` first."""
+    array = np.ones(3).view(_Watched)
+    gone = weakref.ref(array)
+    held = [torch.from_numpy(array)]
+    held.append(native.torch_lend(held[0]))
+    del array, held[first]
+    stayed = gone() is not None
+    held.clear()
+    return stayed and gone() is None
+
+
+class _Watched(np.ndarray[Any, Any]):
+    """An array with weak references."""
 
 
 def dtypes(torch: Any) -> list[Any]:
