@@ -388,6 +388,7 @@ DONE:
 
 @pytest.mark.gpu
 def test_the_guard_opens_on_a_real_tensor(gpu: Any, proved_torch: None) -> None:
+    assert internals.direct_is_open()
     x = torch.ones(3, device="cuda")
     assert internals.try_cuda(x) is True
     assert native.torch_direct_allows(x, True)

@@ -248,10 +248,16 @@ static bool is_free_to_go(const block *old) {
     return is_fine;
 }
 
-/* The scope of the stream may have ended since: one of our streams, which waits for its
- * end, replaces it. */
-static void leave_closed_scope(block *old) {
-    if (dlb_stream_scope_is_open(old->stream.scope))
+/* One of our streams, which waits for the block's, replaces a stream whose scope may
+ * have ended since, and a thread's default stream (see `pick_stream`). */
+static void leave_stream(block *old) {
+    uint64_t graph = 0;
+    bool is_closed = !dlb_stream_scope_is_open(old->stream.scope);
+    bool is_threads = old->is_pooled && old->stream.handle == DLB_STREAM_PER_THREAD &&
+                      old->graph == 0 &&
+                      dlb_cuda_capture(DLB_STREAM_PER_THREAD, &graph) == 0 &&
+                      graph == 0;
+    if (!is_closed && !is_threads)
         return;
     dlb_stream side = dlb_cuda_side_stream(old->device, DLB_CUDA_FREEING);
     dlb_stream_id id = dlb_stream_identify(side);
@@ -260,7 +266,7 @@ static void leave_closed_scope(block *old) {
 }
 
 static void give_back(block *old) {
-    leave_closed_scope(old);
+    leave_stream(old);
     if (old->kind != DEVICE) {
         keep(old);
         return;
@@ -324,6 +330,22 @@ bool dlb_cuda_is_ours(const dlb_buffer *buffer) {
 
 /* ---- new memory ---- */
 
+/* The stream in whose order device memory is allocated: the caller's, or one of ours in
+ * the place of a thread's default stream. Once a thread has ended whose default stream
+ * still had memory to allocate or to free, drivers (580, CUDA 13.0) never come to the
+ * end of a later synchronisation. In a capture nothing is done on the stream itself. */
+static dlb_stream pick_stream(int32_t device) {
+    uint64_t graph = 0;
+    dlb_cuda_scope scope;
+    dlb_stream own = dlb_cuda_current_stream(device);
+    if (own != DLB_STREAM_PER_THREAD || dlb_cuda_enter(device, &scope) < 0)
+        return own;
+    bool is_captured = dlb_cuda_capture(own, &graph) < 0 || graph != 0;
+    dlb_cuda_leave(&scope);
+    dlb_stream side = is_captured ? 0 : dlb_cuda_side_stream(device, DLB_CUDA_FREEING);
+    return side != 0 ? side : own;
+}
+
 static int get(block *made) {
     dlb_cuda_scope scope;
     if (made->nbytes == 0 || (made->kind != DEVICE && take_kept(made)))
@@ -382,7 +404,9 @@ dlb_buffer *dlb_cuda_allocate(DLDevice device, int64_t nbytes) {
     made->device = device.device_id;
     made->nbytes = nbytes;
     made->size_class = size_class_of(nbytes);
-    made->stream = dlb_stream_identify(dlb_cuda_current_stream(device.device_id));
+    made->stream = dlb_stream_identify(made->kind == DEVICE
+                                           ? pick_stream(made->device)
+                                           : dlb_cuda_current_stream(made->device));
     if (get(made) < 0 && get_again(made) < 0) {
         free(made);
         return NULL;

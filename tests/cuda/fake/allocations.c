@@ -82,6 +82,14 @@ API CUresult cuMemFreeHost(void *pointer) {
 
 /* ---- the pool ---- */
 
+/* Seen on driver 580: once a thread has ended whose default stream still had memory to
+ * allocate or to free, a later synchronisation of the context never ends. */
+static void check_stream(struct stream *self) {
+    if (self->thread != 0 && capture_of(self) == NULL)
+        fault("thread's stream", "memory is allocated or freed in the order of the "
+                                 "default stream of a thread, which may end before");
+}
+
 static CUresult alloc_run(action *self, op *op) {
     block_revive(self->memory);
     access_begin_life(self->memory, op);
@@ -117,9 +125,11 @@ API CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t nbytes, CUstream strea
     CALL(SAFE, "cuMemAllocAsync", (uintptr_t)stream, .nbytes = nbytes)
     struct stream *self;
     CUresult result = stream_find(stream, &self);
-    if (result == SUCCESS)
+    if (result == SUCCESS) {
+        check_stream(self);
         result =
             allocate_on(self, pointer, nbytes, pool_default(self->context->device));
+    }
     return call_end(&call, result);
 }
 
@@ -145,6 +155,7 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
                         "%#llx is freed in a capture, and was not allocated in one",
                         address);
     if (result == SUCCESS) {
+        check_stream(self);
         action work = {free_run, "cuMemFreeAsync", .memory = memory};
         result = submit(self, &work);
         if (result == SUCCESS && capture_of(self) == NULL)
