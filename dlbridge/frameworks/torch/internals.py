@@ -89,9 +89,15 @@ _SYMBOLS = {
 }
 
 PROCESSOR = "x86_64"
+_PLACES = Places(16, 168, 16, 16, 24, 32, 48, 57)
+_EARLIER = _PLACES._replace(keys=176)
 PROVED = {
-    "2.11.0": Proof(Places(16, 176, 16, 16, 24, 32, 48, 57), _SYMBOLS),
-    "2.13.0": Proof(Places(16, 168, 16, 16, 24, 32, 48, 57), _SYMBOLS),
+    "2.10.0": Proof(_EARLIER, _SYMBOLS),
+    "2.11.0": Proof(_EARLIER, _SYMBOLS),
+    "2.12.0": Proof(_EARLIER, _SYMBOLS),
+    "2.13.0": Proof(_PLACES, _SYMBOLS),
+    "2.14.1": Proof(_PLACES, _SYMBOLS),
+    "2.15.0": Proof(_PLACES, _SYMBOLS),
 }
 
 
