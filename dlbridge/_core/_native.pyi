@@ -210,8 +210,9 @@ class Converter(Generic[_Array]):
         *extra: object,
     ) -> None:
         """Open the C path. kind "table": consumer is a `dlpack_exchange_api` capsule; "capsule":
-        consumer(legacy_capsule, *extra); "numpy": the NumPy C API; "tensor": a Tensor. Objects of
-        exactly `own_type` are returned as they are."""
+        consumer(legacy_capsule, *extra); "placed": the same, where the consumer has several CPU
+        devices, so that `device=` is for Python unless it is "cpu"; "numpy": the NumPy C API;
+        "tensor": a Tensor. Objects of exactly `own_type` are returned as they are."""
     def close(self) -> None: ...
 
 @final

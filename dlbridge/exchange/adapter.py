@@ -225,6 +225,16 @@ class Framework:
             return native.cuda_current_stream(device)
         return native.table_stream(table, (_CUDA, device))
 
+    def place(self, policy: Policy) -> Any:
+        """Return the framework's own device of the host that the policy names, None for none.
+
+        Only frameworks that have several CPU devices look; elsewhere the host is one device.
+
+        Raises:
+            ExchangeError: reason "device", there is no such device.
+        """
+        return None
+
     def entry(self, tensor: native.TensorBase | None) -> str:
         """Return the name of the function by which `give` enters, or "" where it enters none.
 

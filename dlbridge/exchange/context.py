@@ -57,6 +57,8 @@ class Policy:
 
     Attributes:
         device: the Device the result must be on, or None for where the data is.
+        own_device: what `device` was given as where that names one device and not only a kind of
+            memory: "cpu:0", or a device object of a framework, but not "cpu"; else None.
         copy: None (share, copy only where it must), False (share or refuse), True (always copy).
         readonly: for memory flagged read-only that the consumer cannot protect: "respect" refuses,
             "share" shares it anyway, "copy" copies it.
@@ -87,6 +89,7 @@ class Policy:
         "kept",
         "layout",
         "narrow",
+        "own_device",
         "readonly",
         "stream",
     )
@@ -121,7 +124,17 @@ class Policy:
         if layout == "any":
             self.layout = None
         self.device = None if device is None else Device(device)
+        self.own_device = device if self.device is not None and _is_one(device) else None
         self.dtype = None if dtype is None else _as_dtype(call, dtype)
+
+
+def _is_one(device: Any) -> bool:
+    """Tell whether a device was given with its number, or as an object of a framework."""
+    if isinstance(device, str):
+        return device.rpartition(":")[2].isdecimal()
+    if isinstance(device, (Device, tuple)):
+        return Device(device).id != 0
+    return getattr(device, "index", 0) is not None  # torch.device("cpu") has none
 
 
 def _as_dtype(call: str, dtype: object) -> DType:

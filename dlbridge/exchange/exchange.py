@@ -382,6 +382,8 @@ def fit(
     """Return `tensor`, or a copy of it, as the consumer and the policy need it, or refuse."""
     name = framework.name if framework is not None else "dlbridge"
     import_copies = framework.import_copies(tensor) if framework is not None else None
+    if framework is not None and policy.own_device is not None:
+        framework.place(policy)  # refuses a device that is not there, before any copy is made
     copies_here = policy.copy is True and policy.device is None
     if copies_here and framework is not None and framework.refusal(tensor) == "device":
         refuse("device", tensor, name)  # before any copy is made

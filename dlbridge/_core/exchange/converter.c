@@ -166,6 +166,7 @@ typedef enum {
     TO_NUMPY,
     TO_TABLE,
     TO_CAPSULE,
+    TO_PLACED,  /* takes a capsule; there are several CPU devices */
     TO_ARRAY,   /* takes a NumPy array */
     TO_COPYING, /* takes a capsule, and copies */
     KINDS,
@@ -217,7 +218,7 @@ static const char *find_refusal(const route *along, const dlb_view *view) {
 /* The argument of the consumer. Some look at strides also where there is but one
  * element: these get the sign of the others. */
 static PyObject *make_argument(dlb_view *view, const route *along) {
-    if (along->kind != TO_CAPSULE) {
+    if (along->kind > TO_PLACED) {
         for (int32_t i = 0; i < view->dl.ndim; i++)
             view->scratch[i] = /* of a single element, any number */
                 view->dl.shape[i] == 1 ? 1 : llabs(view->dl.strides[i]);
@@ -251,6 +252,7 @@ static PyObject *give(dlb_view *view, const route *along) {
     case TO_TABLE:
         return dlb_give_table(view, along->table, NULL);
     case TO_CAPSULE:
+    case TO_PLACED:
     case TO_ARRAY:
     case TO_COPYING:
         return call_consumer(along, make_argument(view, along));
@@ -283,6 +285,7 @@ typedef struct {
     bool copies;     /* copy=True */
     bool shares;     /* copy=False */
     bool on_cpu;     /* device="cpu" */
+    bool names_own;  /* a device object of a framework */
     bool is_contiguous, respects_immutable;
     enum { RESPECT, SHARE, COPY } readonly;
 } policy;
@@ -327,6 +330,7 @@ static bool read_narrow(PyObject *value, policy *Py_UNUSED(out)) {
     return value == Py_None || is_word(value, "checked");
 }
 
+/* Which of several CPU devices of a framework is meant is left to Python. */
 static bool read_device(PyObject *value, policy *out) {
     DLDevice device;
     if (value == Py_None)
@@ -335,7 +339,11 @@ static bool read_device(PyObject *value, policy *out) {
         dlb_clear_error(); /* Python says it again */
         return false;
     }
-    return out->on_cpu = device.device_type == kDLCPU;
+    out->names_own = !PyUnicode_CheckExact(value) && !dlb_is_device(value);
+    if (PyUnicode_CheckExact(value) &&
+        PyUnicode_FindChar(value, ':', 0, PyUnicode_GET_LENGTH(value), 1) >= 0)
+        return false;
+    return out->on_cpu = device.device_type == kDLCPU && device.device_id == 0;
 }
 
 static bool read_stream(PyObject *value, policy *Py_UNUSED(out)) {
@@ -433,10 +441,12 @@ static bool returns_own(const policy *with) {
     return !with->copies && !with->on_cpu && !with->is_contiguous;
 }
 
-/* Policies about Tensors, and about objects whose values are immutable. */
+/* Policies about Tensors, about objects whose values are immutable, and about one of
+ * several devices of the CPU. */
 static bool is_for_python(const route *along, PyObject *x, const policy *with) {
     bool is_mutable = dlb_is_numpy(x) || dlb_is_tensor(x);
-    return along->kind == TO_TENSOR || (with->respects_immutable && !is_mutable);
+    return along->kind == TO_TENSOR || (with->respects_immutable && !is_mutable) ||
+           (with->names_own && along->kind == TO_PLACED);
 }
 
 /* A result, NULL with an error, or NULL without one: declined. */
@@ -561,8 +571,8 @@ static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 
 /* activate(kind, limits, consumer=None, own_type=None, *extra) */
 static PyObject *converter_activate(PyObject *object, PyObject *args) {
-    static const char *const kinds[] = {"closed",  "tensor", "numpy",  "table",
-                                        "capsule", "array",  "copying"};
+    static const char *const kinds[] = {"closed",  "tensor", "numpy", "table",
+                                        "capsule", "placed", "array", "copying"};
     converter *self = (converter *)object;
     Py_ssize_t count = PyTuple_GET_SIZE(args);
     PyObject *kind, *limits, *consumer = Py_None, *own_type = Py_None, *extra;

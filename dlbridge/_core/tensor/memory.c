@@ -74,6 +74,10 @@ int dlb_read_device(PyObject *given, DLDevice *device) {
     return status;
 }
 
+bool dlb_is_device(PyObject *x) {
+    return Py_TYPE(x) == device_type;
+}
+
 /* ---- new memory ---- */
 
 static void set_row_major(dlb_view *view) {

@@ -101,6 +101,7 @@ PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
                         PyObject *names);
 /* Anything that Device takes; names are read once. */
 int dlb_read_device(PyObject *given, DLDevice *device);
+bool dlb_is_device(PyObject *x); /* a dlbridge.Device */
 /* New compact memory for a view that has a shape, dtype, flags and device; on the CPU
  * -1 comes without an exception. */
 int dlb_cuda_fill_view(dlb_view *view, const char *call);

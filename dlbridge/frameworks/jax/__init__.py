@@ -237,9 +237,27 @@ class Jax(Framework):
         functions = _jaxlib_functions()
         if functions is not None:
             # 64-bit types are left to the Python path, which asks for the x64 setting each time.
-            converter.activate(
-                "capsule", _limits(False), functions[1], self.array_type(), _cpu(), None
-            )
+            limits, kind = _limits(False), self.array_type()
+            if _has_several_devices():
+                converter.activate("placed", limits, _import_by_default, kind)
+            else:
+                converter.activate("capsule", limits, functions[1], kind, _cpu(), None)
+
+    def place(self, policy: Policy) -> Any:
+        wanted = policy.device
+        if policy.own_device is None or wanted is None or wanted.pair[0] != _CPU:
+            return None
+        if isinstance(policy.own_device, self.import_module().Device):
+            return policy.own_device
+        cpus = self.import_module().local_devices(backend="cpu")
+        for each in cpus:
+            if each.id == wanted.id:
+                return each
+        raise ExchangeError(
+            "device",
+            f"to_jax: JAX has no device {wanted} here, of {cpus}; "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=8 makes several",
+        )
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         on_cpu = tensor is None or tensor._device_pair[0] == 1
@@ -248,13 +266,18 @@ class Jax(Framework):
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         functions = _jaxlib_functions()
         if functions is not None and tensor._device_pair[0] == 1:
-            return functions[1](tensor._capsule(False, 0, True), _cpu(), None)
+            capsule, device = tensor._capsule(False, 0, True), self.place(policy)
+            if device is not None:
+                return functions[1](capsule, device, None)
+            return _import_by_default(capsule)
         jax = self.import_module()
         worker = _worker(jax, tensor._device_pair)
         exporter = ordering.Exporter(
             tensor, policy, context, is_legacy=True, waits=True, worker=worker
         )
-        return jax.dlpack.from_dlpack(exporter)
+        made = jax.dlpack.from_dlpack(exporter)
+        is_free = policy.device is None and made.devices() == {_default_device()}
+        return _uncommitted(made) if is_free and _has_several_devices() else made
 
     def stream(self, device: int) -> int:
         """Return a stream that JAX waits for; its own ones are not known."""
@@ -291,6 +314,8 @@ def _host_view(x: Any, context: ExchangeContext) -> native.TensorBase | None:
     try:
         array = np.asarray(x)
     except Exception as error:
+        if is_from_handler(error):
+            raise
         raise protocol.refused(x, error) from error
     address = array.__array_interface__["data"][0]
     if array.size and address != x.unsafe_buffer_pointer():
@@ -395,7 +420,7 @@ def _find_functions() -> tuple[Any, Any] | None:
         from jax._src.lib import _jax
 
         out, into = _jax.buffer_to_dlpack_managed_tensor, _jax.dlpack_managed_tensor_to_buffer
-        back = into(sample._capsule(False), _cpu(), None)
+        back = _uncommitted(into(sample._capsule(False), _cpu(), None))
         return (out, into) if native.take_capsule(out(back)).shape == (3,) else None
     except Exception as error:  # whatever fails: the public functions remain
         if is_from_handler(error):
@@ -403,8 +428,46 @@ def _find_functions() -> tuple[Any, Any] | None:
         return None
 
 
+# ---- which of JAX's devices --------------------------------------------------------------------
+
+
 def _cpu() -> Any:
     return sys.modules["jax"].local_devices(backend="cpu")[0]
+
+
+def _default_device() -> Any:
+    """Return the device on which JAX makes new arrays now."""
+    jax = sys.modules["jax"]
+    chosen = jax.config.jax_default_device
+    if chosen is None or isinstance(chosen, str):
+        chosen = jax.local_devices(backend=chosen)[0]
+    return chosen
+
+
+def _has_several_devices() -> bool:
+    """Tell whether it matters where an array is: on several devices, in all processes together."""
+    jax = sys.modules["jax"]
+    return jax.device_count() > 1 or len(jax.local_devices(backend="cpu")) > 1
+
+
+def _import_by_default(capsule: object) -> Any:
+    """Import memory of the host on JAX's default device, where that is one of the CPU.
+
+    As after `jnp.asarray`, the array is not committed to that device: it may meet arrays that are
+    sharded over others. Where the default device is a GPU, it is committed to the CPU, since it
+    would be copied otherwise.
+    """
+    functions, device = _jaxlib_functions(), _default_device()
+    assert functions is not None
+    if device.platform != "cpu":
+        return functions[1](capsule, _cpu(), None)
+    made = functions[1](capsule, device, None)
+    return _uncommitted(made) if _has_several_devices() else made
+
+
+def _uncommitted(made: Any) -> Any:
+    """Return an array over the memory of another that JAX may move to other devices."""
+    return type(made)(made.aval, made.sharding, [made], committed=False, _skip_checks=True)
 
 
 ADAPTER = Jax()

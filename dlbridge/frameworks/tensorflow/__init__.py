@@ -15,6 +15,7 @@ from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.signals import is_from_handler
 
+_CPU = 1
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
     *((2, bits, 1) for bits in (16, 32, 64)),
@@ -184,14 +185,33 @@ class TensorFlow(Framework):
     def start(self, converter: native.Converter) -> None:
         functions = _import_function()
         if functions is not None:
-            converter.activate("capsule", _limits(), functions[0], self.array_type(), functions[1])
+            kind, into = "capsule", functions[0]
+            if len(_cpus()) > 1:
+                kind, into = "placed", _import_in_scope
+            converter.activate(kind, _limits(), into, self.array_type(), functions[1])
+
+    def place(self, policy: Policy) -> Any:
+        wanted = policy.device
+        if policy.own_device is None or wanted is None or wanted.pair[0] != _CPU:
+            return None
+        name = f"/device:CPU:{wanted.id}"
+        if name not in _cpus():
+            raise ExchangeError(
+                "device",
+                f"to_tensorflow: TensorFlow has no device {name} here, of {', '.join(_cpus())}; "
+                "tf.config.set_logical_device_configuration makes several",
+            )
+        return name
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "TensorFlow capsule"
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         capsule = tensor._capsule(False, 0, True)
-        return self.import_module().experimental.dlpack.from_dlpack(capsule)
+        made = self.import_module().experimental.dlpack.from_dlpack(capsule)
+        if tensor._device_pair[0] != _CPU:
+            return made
+        return _placed(made, self.place(policy) or _device_in_scope())
 
     # ---- names of dtypes and devices ----
 
@@ -260,6 +280,36 @@ def _import_function() -> tuple[Any, Any] | None:
         if is_from_handler(error):
             raise
         return None
+
+
+# ---- which of TensorFlow's CPU devices ---------------------------------------------------------
+
+
+def _cpus() -> list[str]:
+    return [each.name for each in sys.modules["tensorflow"].config.list_logical_devices("CPU")]
+
+
+def _device_in_scope() -> str:
+    """Return the device of the `tf.device` around the call, or ""."""
+    from tensorflow.python.eager import context
+
+    return str(context.context().device_name or "")
+
+
+def _import_in_scope(capsule: object, handle: object) -> Any:
+    """Import memory on the CPU device that `tf.device` names."""
+    from tensorflow.python import pywrap_tfe
+
+    return _placed(pywrap_tfe.TFE_FromDlpackCapsule(capsule, handle), _device_in_scope())
+
+
+def _placed(made: Any, name: str) -> Any:
+    """Return a tensor on the named CPU device, over the same memory; others are no place for it."""
+    tensorflow: Any = sys.modules["tensorflow"]
+    if f"/device:{name.rpartition('/device:')[2]}" not in _cpus() or made.device.endswith(name):
+        return made
+    with tensorflow.init_scope(), tensorflow.device(name):
+        return tensorflow.identity(made)
 
 
 ADAPTER = TensorFlow()
