@@ -338,3 +338,47 @@ def test_a_worker_of_a_data_loader_may_return_a_tensor_and_a_view_of_it(
         assert np.array_equal(a.numpy(), b)
     """
     run_torch(run_python, code, "direct")
+
+
+@pytest.mark.subprocess
+def test_a_kernel_without_the_gil_keeps_the_memory_of_its_torch_tensors(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """As another thread may give a tensor other memory while a kernel runs."""
+    framework("torch")
+    code = """
+    def set_data():
+        x.data = torch.zeros(3)
+
+    def share():
+        x.share_memory_()
+
+    schema = "lent::read(x: f32[n]) -> ()"
+    for number, change in enumerate((set_data, lambda: x.set_(torch.zeros(3)), share)):
+        x, memory = watched()
+        expected = list(x.numpy().tobytes())
+
+        def change_and_look():
+            change()
+            alive.append(memory() is not None)
+
+        alive = []
+        kernel = dlbridge.wrap(
+            reading(change_and_look, len(expected)),
+            f"lent::read_{number}(x: f32[n]) -> ()",
+            gil="release",
+        )
+        kernel.torch(x)
+        assert alive == [True], change
+        assert read.pop() == expected
+        assert memory() is None, change
+
+    x = torch.ones(1000)  # of torch's own allocator: a call does not fix its size
+    kernel = dlbridge.wrap(
+        reading(lambda: x.untyped_storage().resize_(0), 4000), "lent::last(x: f32[n]) -> ()",
+        gil="release",
+    )
+    kernel(x)
+    assert read.pop() == list(np.ones(1000, "float32").tobytes())
+    """
+    run_torch(run_python, CALLBACK + code, "direct")

@@ -547,6 +547,31 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
     return return_results(call, out);
 }
 
+/* While the kernel runs without the GIL, another thread may give a tensor of torch
+ * other memory (x.data = y, x.set_, x.resize_): what the kernel has must stay. Nobody
+ * else knows new results yet, and memory of CUDA is used again in the order of the
+ * stream. */
+static int keep_torch_memory(dlb_call *call) {
+    dlb_frame *frame = &call->frame;
+    int32_t count = call->made_count > 0 ? frame->input_count : frame->tensor_count;
+    for (int32_t i = 0; i < count; i++) {
+        if (frame->tensors[i].ndim < 0)
+            continue;
+        dlb_buffer *buffer = dlb_torch_keep(call->objects[i], &frame->tensors[i]);
+        if (buffer != NULL)
+            call->borrowed[call->borrowed_count++] =
+                (dlb_borrowed){.is_buffer = false, .memory.core = buffer};
+        else if (PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+static inline int keep_memory(dlb_call *call) {
+    bool may_change = call->family == DLB_FAMILY_TORCH && !call->holds_gil;
+    return may_change ? keep_torch_memory(call) : 0;
+}
+
 static inline void start(dlb_call *call, dlb_family wanted) {
     dlb_frame_start(&call->frame, NULL);
     call->family = DLB_FAMILY_NONE;
@@ -566,8 +591,10 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
         if (call.target == NULL)
             call.holds_gil = dlb_frame_holds_gil(self->kernel, &call.frame);
         call.frame.objects = (void *const *)call.objects;
-        status = run(self->kernel, call.target, &call.frame, call.holds_gil);
-        result = finish(self, &call, status, out);
+        if (keep_memory(&call) == 0) {
+            status = run(self->kernel, call.target, &call.frame, call.holds_gil);
+            result = finish(self, &call, status, out);
+        }
     }
     if (result == NULL && call.made_count > 0)
         dlb_drop_results(&call);
@@ -627,7 +654,7 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
         if (call.target == NULL)
             call.holds_gil = dlb_frame_holds_gil(kernel, &call.frame);
         call.frame.objects = NULL; /* of the first element only */
-        if (run_batch(kernel, &call, steps, size) < 0) {
+        if (keep_memory(&call) < 0 || run_batch(kernel, &call, steps, size) < 0) {
             status = -1;
             if (!PyErr_Occurred())
                 dlb_raise(&call.frame.error);

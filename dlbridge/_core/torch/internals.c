@@ -245,11 +245,11 @@ void dlb_torch_bump_version(PyObject *tensor) {
 
 typedef void (*free_function)(void *argument);
 
-struct dlb_torch_block {
+typedef struct {
     _Atomic int64_t references; /* that of the storage included */
     free_function function;
     void *argument;
-};
+} counted_memory;
 
 static struct {
     bool open;
@@ -257,15 +257,11 @@ static struct {
 } lending;
 
 static void drop_block(void *argument) {
-    dlb_torch_block *block = argument;
+    counted_memory *block = argument;
     if (atomic_fetch_sub_explicit(&block->references, 1, memory_order_acq_rel) != 1)
         return;
     dlb_call_release(block->function, block->argument);
     free(block);
-}
-
-void dlb_torch_let_go(dlb_torch_block *block) {
-    drop_block(block);
 }
 
 static char *storage_of(PyObject *tensor) {
@@ -278,8 +274,8 @@ static free_function function_of(const char *storage) {
     return function;
 }
 
-static dlb_torch_block *own_memory(char *storage) {
-    dlb_torch_block *block = malloc(sizeof *block);
+static counted_memory *own_memory(char *storage) {
+    counted_memory *block = malloc(sizeof *block);
     if (block == NULL)
         return NULL;
     free_function ours = drop_block;
@@ -292,13 +288,11 @@ static dlb_torch_block *own_memory(char *storage) {
     return block;
 }
 
-dlb_torch_block *dlb_torch_hold(PyObject *tensor) {
-    if (!lending.open || !dlb_torch_is_cpu(dlb_torch_impl(tensor)))
-        return NULL;
-    char *storage = storage_of(tensor);
+/* NULL: the memory is of another kind. */
+static counted_memory *hold_memory(char *storage) {
     free_function function = function_of(storage);
     if (function == drop_block) {
-        dlb_torch_block *block;
+        counted_memory *block;
         memcpy(&block, storage + places.context, sizeof block);
         atomic_fetch_add_explicit(&block->references, 1, memory_order_relaxed);
         return block;
@@ -313,7 +307,7 @@ void dlb_torch_fix_size(PyObject *tensor) {
 }
 
 static void release_block(dlb_buffer *buffer) {
-    dlb_torch_block *block = buffer->owner;
+    counted_memory *block = buffer->owner;
     dlb_buffer_free(buffer);
     drop_block(block);
 }
@@ -343,17 +337,15 @@ static dlb_buffer *keep_storage(PyObject *tensor, const DLTensor *dl) {
     return buffer;
 }
 
-/* A buffer that keeps the memory of the tensor; NULL without an exception where it
- * cannot be kept so. Nothing is lent of a tensor without elements. */
-static dlb_buffer *keep_memory(PyObject *tensor, const DLTensor *dl) {
+dlb_buffer *dlb_torch_keep(PyObject *tensor, const DLTensor *dl) {
+    if (!lending.open || !dlb_torch_is_cpu(dlb_torch_impl(tensor)))
+        return NULL;
     if (dlb_torch_extent(dl) == 0)
         return dlb_buffer_of_object(tensor);
-    dlb_torch_block *block = dlb_torch_hold(tensor);
+    counted_memory *block = hold_memory(storage_of(tensor));
     dlb_buffer *buffer = block ? dlb_buffer_new(release_block, block, NULL, 0)
                                : keep_storage(tensor, dl);
-    if (buffer != NULL)
-        dlb_torch_fix_size(tensor);
-    else if (block != NULL) {
+    if (buffer == NULL && block != NULL) {
         drop_block(block);
         PyErr_NoMemory();
     }
@@ -376,10 +368,12 @@ int dlb_torch_take(PyObject *tensor, dlb_view *view) {
     view->flags = 0;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view->borrowed = (dlb_stream_id){0};
-    view->buffer = keep_memory(tensor, dl);
-    if (view->buffer != NULL)
-        return 0;
-    return PyErr_Occurred() ? -1 : DLB_DECLINED;
+    view->buffer = dlb_torch_keep(tensor, dl);
+    if (view->buffer == NULL)
+        return PyErr_Occurred() ? -1 : DLB_DECLINED;
+    if (dlb_torch_extent(dl) != 0)
+        dlb_torch_fix_size(tensor);
+    return 0;
 }
 
 /* ---- may the exchange table export it? ---- */

@@ -173,12 +173,9 @@ bool dlb_torch_is_cpu(const char *impl);
 bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl);
 void dlb_torch_bump_version(PyObject *tensor);
 
-/* Memory of the CPU apart from the storage that it is in: it stays, whatever becomes of
- * the tensor and its storage. */
-typedef struct dlb_torch_block dlb_torch_block;
-/* NULL: the memory is of a kind that cannot be held so. Let go of on any thread. */
-dlb_torch_block *dlb_torch_hold(PyObject *tensor);
-void dlb_torch_let_go(dlb_torch_block *block);
+/* A buffer that keeps the memory of a plain tensor of the CPU, whatever becomes of the
+ * tensor and its storage. NULL without an exception: it cannot be kept so. */
+dlb_buffer *dlb_torch_keep(PyObject *tensor, const DLTensor *dl);
 /* The storage cannot be resized any more, as after Tensor.numpy(). */
 void dlb_torch_fix_size(PyObject *tensor);
 /* A plain tensor of the CPU, by holding its memory; its size is fixed. 0, DLB_DECLINED,
