@@ -134,4 +134,6 @@ def test_a_long_chain_between_two_frameworks_stays_in_order(load, machine):
             y = to_cupy(torch.add(x, 1))
             y += 1
             x = to_torch(y)
-    assert torch.get(x).tolist() == [101.0] * LENGTH
+    with torch.on(first):  # on which it is ready: torch's default stream does not wait for it
+        got = torch.get(x)
+    assert got.tolist() == [101.0] * LENGTH
