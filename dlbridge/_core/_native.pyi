@@ -976,9 +976,10 @@ class Transport:
 
     `library`: the path of mpi4py's module. `messages`, `payloads`: handles of two communicators;
     `byte`: that of MPI_BYTE. `any_source`, `rank`, `size`, `highest_tag`: numbers of MPI.
-    `on_news(sender, step, edge, data)` gets what `tell` sends, and must not wait. `look(peers)` is
-    called every 10 ms of a wait with the peers of its Rendezvous, and may raise. `failed(step)`
-    returns the exception that the waits of a failed step raise.
+    `on_news(sender, step, edge, data)` gets what `tell` sends, and must not wait. `look(peers,
+    step, plan)` is called every 10 ms of a wait with the peers, step and plan of its Rendezvous, or
+    with None and zeros, and may raise. `failed(step)` returns the exception that the waits of a
+    failed step raise.
 
     A send never waits. A wait releases the GIL, yields for 250 microseconds, then naps up to 200,
     and looks at signals.
@@ -1000,7 +1001,7 @@ class Transport:
         size: int,
         highest_tag: int,
         on_news: Callable[[int, int, int, bytes], None],
-        look: Callable[[frozenset[int] | None], None],
+        look: Callable[[frozenset[int] | None, int, int], None],
         failed: Callable[[int], Exception],
     ) -> Self: ...
     def tell(self, peer: int, step: int, edge: int, data: bytes, /) -> None: ...
@@ -1042,11 +1043,13 @@ class Rendezvous:
     """Where the edges of one plan find each other, in one run at a time.
 
     `step`: the number of the run; setting it begins the run, and ends the one before. `peers`: the
-    ranks without which the run cannot end. `max_bytes`: of a message; no memory is made for a
-    larger one, which its receive refuses. -1: any.
+    ranks without which the run cannot end. `plan`: a number that messages of its runs carry, so
+    that they never meet those of another plan; 0 is none. `max_bytes`: of a message; no memory is
+    made for a larger one, which its receive refuses. -1: any.
     """
 
     step: int
+    plan: int
     peers: frozenset[int] | None
 
     def __new__(cls, transport: Transport, max_bytes: int = -1) -> Self: ...
@@ -1059,12 +1062,14 @@ class Rendezvous:
 
 @final
 class StepNumbers:
-    """The numbers of steps: `base | 1`, `base | 2` ...; `ended` of them are over."""
+    """The numbers of steps: `base | 1`, `base | 2` ...; `ended` of them are over. `skip`: the next
+    one is that of no step."""
 
     base: int
     ended: int
 
     def __new__(cls, base: int) -> Self: ...
+    def skip(self) -> None: ...
 
 @final
 class ClusterCall:

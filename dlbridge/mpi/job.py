@@ -23,6 +23,7 @@ from dlbridge.errors import FrameworkMissingError, MPIError
 
 _LEFT = 1  # the tag by which a process says that it has left
 GRACE = 1.0  # seconds in which messages sent before may still arrive
+PATIENCE = 10.0  # seconds after which a process says whose end it waits for; then twice as long
 FORWARDING = 0.2  # seconds that mpiexec gets to pass on what an aborting rank has printed
 
 
@@ -121,7 +122,11 @@ class Job:
         return frozenset(rank for rank in ranks if now - self._left.get(rank, now) > GRACE)
 
     def leave(self, progress: Any) -> None:
-        """Finish what was sent, tell the others, and wait until they leave as well."""
+        """Finish what was sent, tell the others, and wait until they leave as well.
+
+        MPI ends on all ranks together. `progress` advances what is under way, and what this process
+        still does for the others.
+        """
         if os.getpid() != self._process or self.mpi.Is_finalized():
             return
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -134,13 +139,23 @@ class Job:
         sent = {
             rank: self._control.Isend(byte, rank, _LEFT) for rank in others if self.is_there(rank)
         }
-        nap = Nap(0.0)
+        nap, patience = Nap(0.0), PATIENCE
+        says_at = time.monotonic() + patience
         while len(self._left) < len(others) or not all(
             not self.is_there(rank) or request.Test() for rank, request in sent.items()
         ):
             self.notice()
             progress()
             nap.rest()
+            if time.monotonic() > says_at:
+                patience *= 2
+                says_at += patience
+                waits_for = _named(frozenset(others) - self.left)
+                sys.stderr.write(
+                    f"dlbridge.mpi: rank {self.rank} has come to the end of its script, and waits "
+                    f"for {waits_for} to end as well\n"
+                )
+                sys.stderr.flush()
 
     def is_there(self, rank: int) -> bool:
         """Return whether messages of this process to a rank can arrive."""
@@ -231,7 +246,6 @@ def _place() -> str | None:
 
 def end_together(job: Job, progress: Any) -> None:
     """Make this process end the job when it fails, and say so when it ends."""
-    atexit.register(job.leave, progress)  # before mpi4py's own, which finalises MPI
     before = sys.excepthook
 
     def hook(
@@ -244,4 +258,12 @@ def end_together(job: Job, progress: Any) -> None:
             time.sleep(FORWARDING)
             job.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
+    def leave() -> None:
+        try:
+            job.leave(progress)
+        except BaseException as error:  # MPI would wait for the others, and for no signal
+            hook(type(error), error, error.__traceback__)
+            raise
+
+    atexit.register(leave)  # before mpi4py's own, which finalises MPI
     sys.excepthook = hook

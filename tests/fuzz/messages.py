@@ -39,7 +39,7 @@ class StepError(Exception):
     """What the waits of a failed step raise."""
 
 
-def end_wait(peers: frozenset[int] | None) -> None:
+def end_wait(peers: frozenset[int] | None, step: int, plan: int) -> None:
     """End a wait for what will not come."""
     raise TimeoutError
 

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import reduce
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from dlbridge.graph.core.default_graph import apply
 from dlbridge.graph.distributed import timeline
 from dlbridge.graph.distributed.server import _read_error
 from dlbridge.graph.session import feeds, fetches
+from dlbridge.mpi.engine import engine
 
 SERVER: Any = None
 SPMD = True
@@ -935,6 +937,43 @@ def disagreements() -> None:
             assert s.run(y) == 2.0
 
 
+def disagreements_about_known_runs() -> None:
+    """Also where all tasks have made both runs before, or one of them makes a new one."""
+    rank, last = SERVER.rank, tasks() - 1
+    with tf.Graph().as_default():
+        x, parts, alone = tf.placeholder(tf.float32, [None]), [], []
+        for i in range(tasks()):
+            with on(i):
+                parts.append(x * float(i + 1))
+                alone.append(tf.group(parts[-1]))
+        with on(0):
+            total = tf.add_n(parts)
+        with on(last):
+            root, more, other = tf.sqrt(total), tf.exp(total), tf.log(total)
+        runs = [total, root, alone[0], alone[last], tf.group(*alone)]
+        fed = {x: np.ones(2, np.float32)}
+        sum_ = tasks() * (tasks() + 1) / 2
+        with session() as s:
+            for run in runs:
+                s.run(run, fed)
+            texts = []
+            for mine, others in ((0, 1), (1, 0), (2, 3), (4, 2), (3, 1)):
+                with pytest.raises(ArgumentError, match="all tasks make the same runs") as caught:
+                    s.run(runs[mine if rank == 0 else others], fed)
+                texts.append(str(caught.value))
+                same(s.run(total, fed), np.full(2, sum_, np.float32))
+            for who in (0, last):
+                with pytest.raises(ArgumentError, match="all tasks make the same runs") as caught:
+                    s.run((more if who else other) if rank == who else total, fed)
+                texts.append(str(caught.value))
+                same(s.run(total, fed), np.full(2, sum_, np.float32))
+            if rank == 0:
+                tf.constant(1.0)  # which changes no run, but has it compared again
+            same(s.run(total, fed), np.full(2, sum_, np.float32))
+    seen = mpi.allgather(np.frombuffer("".join(texts).encode(), np.uint8))
+    assert (seen == seen[0]).all(), texts
+
+
 def several_threads() -> None:
     """Sessions of several threads, each with runs of its own, one after the other per plan."""
     graph = tf.Graph()
@@ -1585,8 +1624,53 @@ def ending(end: Callable[[], object]) -> None:
             raise
 
 
-def exits() -> None:
-    ending(lambda: sys.exit(0))
+def serves_to_the_end() -> None:
+    """The scripts of all tasks but one have ended, and MPI says so, when that one drives them."""
+    global SERVER
+    import_module("dlbridge.mpi.job").GRACE = 0.0
+    SERVER = tf.train.Server(tf.train.ClusterSpec.from_mpi())
+    last = tasks() - 1
+    if SERVER.rank != last:
+        return
+    job = engine().job
+    while len(job.left) < last:
+        job.notice()
+    with tf.Graph().as_default(), tf.Session(SERVER.target) as s:
+        x, parts = tf.placeholder(tf.float32, [None]), []
+        for i in range(tasks()):
+            with on(i):
+                parts.append(x * float(i + 1))
+        for size in (2, 20000):
+            same(s.run(parts, {x: np.ones(size, np.float32)})[0], np.ones(size, np.float32))
+        with on(0):
+            wrong = tf.matmul(tf.reshape(x, [1, -1]), tf.ones([3, 1]))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="task:0"):
+            s.run(wrong, {x: np.ones(2, np.float32)})
+        same(s.run(parts[0], {x: np.ones(2, np.float32)}), np.ones(2, np.float32))
+    print("served to the end")
+
+
+def one_script_ends_first() -> None:
+    """The runs that it has made end on all tasks; one that it never makes fails."""
+    global SERVER
+    import_module("dlbridge.mpi.job").GRACE = 0.0
+    SERVER = tf.train.Server(tf.train.ClusterSpec.from_mpi())
+    with on(1):
+        x = tf.constant(1.0)
+    s = tf.Session(SERVER.target, spmd=True)
+    for _ in range(3):
+        assert s.run(x) == 1.0
+    if SERVER.rank == 0:
+        return
+    job = engine().job
+    while not job.left:
+        job.notice()
+        SERVER.transport.progress()
+    first = 1 << 63 | 1 << 40  # of the first session
+    SERVER._look(frozenset((0,)), first | 3, 1)
+    with pytest.raises(tf.errors.UnavailableError, match="task:0 has ended"):
+        SERVER._look(frozenset((0,)), first | 4, 1)
+    print("told apart", SERVER.rank, flush=True)
 
 
 def raises() -> None:

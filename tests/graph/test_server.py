@@ -62,6 +62,7 @@ TOGETHER = {
         *BOTH,
         "crafted_news",
         "disagreements",
+        "disagreements_about_known_runs",
         "other_limits",
         "no_task_is_far_ahead",
     ),
@@ -134,7 +135,6 @@ def test_values_cross_frameworks_and_tasks(kind: str, tmp_path: Path, framework:
 
 
 ENDS = {
-    "exits": "task:1 has ended",
     "raises": "on purpose",
     "is_killed": "signal 9",
 }
@@ -149,6 +149,22 @@ def test_a_session_does_not_wait_for_a_task_that_has_ended(name: str) -> None:
     done = start(2, PROGRAMS, "-", name, timeout=100)
     assert done.returncode != 0
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_a_task_whose_script_has_ended_serves_the_others() -> None:
+    done = start(3, PROGRAMS, "-", "serves_to_the_end", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "served to the end\n"
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_a_task_that_ends_first_fails_no_run_that_it_has_made() -> None:
+    done = start(3, PROGRAMS, "-", "one_script_ends_first", timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["told apart 1", "told apart 2"]
 
 
 @needs_mpi

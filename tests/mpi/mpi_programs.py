@@ -1256,6 +1256,38 @@ def ranks_survive() -> None:
     print("go on", rank)
 
 
+class _ToRank1:
+    """A stream of text that goes to rank 1, as long as MPI runs."""
+
+    def write(self, text: str) -> None:
+        engine().job.mpi.COMM_WORLD.send(text, 1)
+
+    def flush(self) -> None: ...
+
+
+def says_whom_it_waits_for() -> None:
+    """Rank 0 is at the end of its script, and rank 1 only once it has heard of that."""
+    import_module("dlbridge.mpi.job").PATIENCE = 0.0
+    if mpi.rank() == 0:
+        sys.stderr = _ToRank1()  # type: ignore[assignment]
+    if mpi.rank() == 1:
+        print(engine().job.mpi.COMM_WORLD.recv(source=0), flush=True)
+
+
+def is_interrupted_at_its_end() -> None:
+    """Rank 0 waits for rank 1 to end, and is interrupted."""
+    world = engine().job.mpi.COMM_WORLD
+    if mpi.rank() == 0:
+        world.send(os.getpid(), 1)
+        return
+    process = world.recv(source=0)
+    job = engine().job
+    while not job.left:
+        job.notice()
+    os.kill(process, signal.SIGINT)
+    world.recv(source=0)
+
+
 def ends_early() -> None:
     """Rank 0 is through long before; what it sent arrives all the same."""
     if mpi.rank() == 0:

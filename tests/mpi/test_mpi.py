@@ -129,6 +129,7 @@ ENDS = {
     "is_interrupted": "KeyboardInterrupt",
     "only_announces": "recv: waits for rank 0, which has ended",
     "is_killed_when_it_has_announced": "signal 9",
+    "is_interrupted_at_its_end": "KeyboardInterrupt",
     "receives_nothing": "send: waits for rank 0, which has ended",
 }
 
@@ -142,6 +143,13 @@ def test_no_rank_waits_for_one_that_has_ended(name: str) -> None:
     done = start(2, PROGRAMS, "-", name, timeout=100)
     assert done.returncode != 0
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_a_rank_at_the_end_of_its_script_says_for_whom_it_waits() -> None:
+    done = start(2, PROGRAMS, "-", "says_whom_it_waits_for", timeout=100)
+    assert "rank 0 has come to the end of its script, and waits for rank 1 to end" in done.stdout
 
 
 @needs_mpi

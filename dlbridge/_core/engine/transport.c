@@ -50,7 +50,7 @@ typedef struct {
     uint8_t kind, ndim, spare[6];
     dlb_arena_loan loan; /* of contents that are lent */
     uint32_t number;     /* among the messages of its sender to a task of its host */
-    uint8_t more[4];
+    uint32_t plan;       /* of a step that all tasks make: which run it is; or 0 */
 } envelope;
 
 _Static_assert(sizeof(envelope) == 64, "the header of a message");
@@ -143,6 +143,7 @@ struct rendezvous {
     Py_ssize_t most; /* bytes of a message, or UNLIMITED */
     bool is_begun;
     PyObject *peers;       /* for `look`: without whom the step cannot end; or NULL */
+    unsigned int plan;     /* messages of another one are not taken */
     struct batch *batches; /* one for each rank that values went to */
     double deadline;       /* of the step: when its waits raise `late`; 0: never */
     PyObject *late;
@@ -234,10 +235,11 @@ static arrived **bucket(transport *self, uint64_t step, uint32_t number) {
     return &self->table[(step * 31 + number) % BUCKETS];
 }
 
-static arrived **find(transport *self, uint64_t step, uint32_t number) {
+static arrived **find(transport *self, uint64_t step, uint32_t number, uint32_t plan) {
     arrived **at = bucket(self, step, number);
     while (*at != NULL &&
-           ((*at)->message->step != step || (*at)->message->edge != number))
+           ((*at)->message->step != step || (*at)->message->edge != number ||
+            (*at)->message->plan != plan))
         at = &(*at)->next;
     return at;
 }
@@ -865,7 +867,8 @@ static void write_value(envelope *message, const value *what, const rendezvous *
                           .sender = (uint32_t)of->over->rank,
                           .dtype = what->dtype,
                           .kind = (uint8_t)what->kind,
-                          .ndim = (uint8_t)what->ndim};
+                          .ndim = (uint8_t)what->ndim,
+                          .plan = of->plan};
     for (int i = 0; i < what->ndim; i++)
         dims_of(message)[i] = what->dims[i];
     if (what->kind == LENT)
@@ -992,7 +995,9 @@ static int rest(transport *self, patience *left, const rendezvous *of) {
     if (time > left->next_look) { /* whether a peer has ended */
         left->next_look = time + BETWEEN_LOOKS;
         PyObject *peers = peers_of(of);
-        PyObject *result = PyObject_CallOneArg(self->look, peers);
+        PyObject *result = PyObject_CallFunction(
+            self->look, "OKI", peers, (unsigned long long)(of != NULL ? of->step : 0),
+            of != NULL ? of->plan : 0);
         Py_DECREF(peers);
         Py_XDECREF(result);
         return result == NULL ? -1 : 0;
@@ -1019,13 +1024,13 @@ static arrived *await(rendezvous *of, uint32_t number) {
     uint64_t step = of->step;
     patience left = {0};
     for (;;) {
-        arrived **at = find(self, step, number);
+        arrived **at = find(self, step, number, of->plan);
         if (*at != NULL) {
             arrived *one = *at;
             *at = one->next;
             return one;
         }
-        at = find(self, step, FAILURE);
+        at = find(self, step, FAILURE, 0);
         if (*at != NULL) {
             raise_failure(self, step);
             return NULL;
@@ -1589,6 +1594,8 @@ static PyMethodDef rendezvous_methods[] = {
 };
 
 static PyMemberDef rendezvous_members[] = {
+    {"plan", T_UINT, offsetof(rendezvous, plan), 0,
+     "Which run its steps are, where all tasks make the same; or 0."},
     {"peers", T_OBJECT, offsetof(rendezvous, peers), 0,
      "The ranks without which the run cannot end, for `look`."},
     {0},
@@ -1629,6 +1636,33 @@ static void dealloc_numbers(PyObject *object) {
     Py_TYPE(object)->tp_free(object);
 }
 
+static unsigned long long next_number(step_numbers *self) {
+    unsigned long long number;
+    DLB_BEGIN_EXCLUSIVE(self);
+    number = ++self->count;
+    DLB_END_EXCLUSIVE();
+    return number;
+}
+
+static void note_end(step_numbers *self, unsigned long long number) {
+    DLB_BEGIN_EXCLUSIVE(self);
+    if (self->ended < number) /* threads end in any order */
+        self->ended = number;
+    DLB_END_EXCLUSIVE();
+}
+
+static PyObject *numbers_skip(PyObject *object, PyObject *Py_UNUSED(none)) {
+    step_numbers *self = (step_numbers *)object;
+    note_end(self, next_number(self));
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef numbers_methods[] = {
+    {"skip", numbers_skip, METH_NOARGS,
+     "skip($self, /)\n--\n\nLet the next number be that of no step."},
+    {0},
+};
+
 static PyMemberDef numbers_members[] = {
     {"base", T_ULONGLONG, offsetof(step_numbers, base), READONLY, NULL},
     {"ended", T_ULONGLONG, offsetof(step_numbers, ended), READONLY,
@@ -1641,6 +1675,7 @@ PyTypeObject dlb_StepNumbersType = {
     .tp_doc = "StepNumbers(base)\n--\n\nThe numbers of steps: base | 1, base | 2, ...",
     .tp_basicsize = sizeof(step_numbers),
     .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = numbers_methods,
     .tp_members = numbers_members,
     .tp_new = new_numbers,
     .tp_dealloc = dealloc_numbers,
@@ -1692,8 +1727,10 @@ static int end_together(const cluster_call *self, uint64_t step) {
     uint32_t number = self->rounds;
     for (int32_t distance = 1; distance < self->size; distance *= 2, number++) {
         envelope *message = new_message(VALUE, step, number, 0);
-        if (message == NULL ||
-            post(over, (over->rank + distance) % self->size, message, NULL, NULL) < 0 ||
+        if (message == NULL)
+            return -1;
+        message->plan = self->of->plan;
+        if (post(over, (over->rank + distance) % self->size, message, NULL, NULL) < 0 ||
             take_empty(self, number) < 0)
             return -1;
     }
@@ -1708,29 +1745,14 @@ static int wait_for_end(const cluster_call *self, uint64_t step) {
             return -1;
     if (self->rounds != 0 && number % self->every == 0 && end_together(self, step) < 0)
         return -1;
-    if (*find(self->of->over, step, FAILURE) != NULL) {
+    if (*find(self->of->over, step, FAILURE, 0) != NULL) {
         raise_failure(self->of->over, step);
         return -1;
     }
     return 0;
 }
 
-/* ---- what a run does with the transport, and with the numbers of its session ---- */
-
-static unsigned long long next_number(const cluster_call *self) {
-    unsigned long long number;
-    DLB_BEGIN_EXCLUSIVE(self->numbers);
-    number = ++self->numbers->count;
-    DLB_END_EXCLUSIVE();
-    return number;
-}
-
-static void note_end(const cluster_call *self, unsigned long long number) {
-    DLB_BEGIN_EXCLUSIVE(self->numbers);
-    if (self->numbers->ended < number) /* threads end in any order */
-        self->numbers->ended = number;
-    DLB_END_EXCLUSIVE();
-}
+/* ---- what a run does with the transport ---- */
 
 static int begin(const cluster_call *self, uint64_t step) {
     int result;
@@ -1771,7 +1793,7 @@ static PyObject *run_step(const cluster_call *self, PyObject *const *values) {
         return PyErr_NoMemory();
     for (size_t i = 0; i < count; i++)
         taken[i] = values[self->selected[i]];
-    unsigned long long number = next_number(self);
+    unsigned long long number = next_number(self->numbers);
     uint64_t step = self->numbers->base | number;
     PyObject *result = NULL;
     if (begin(self, step) == 0)
@@ -1780,7 +1802,7 @@ static PyObject *run_step(const cluster_call *self, PyObject *const *values) {
         Py_CLEAR(result);
     if (result == NULL)
         explain(self, step);
-    note_end(self, number);
+    note_end(self->numbers, number);
     end_exclusively(self->of);
     if (taken != chosen)
         PyMem_Free(taken);
@@ -2122,7 +2144,7 @@ static PyObject *transport_fail(PyObject *object, PyObject *number) {
     unsigned long long step = PyLong_AsUnsignedLongLong(number);
     if (step == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
-    if (*find(self, step, FAILURE) == NULL) {
+    if (*find(self, step, FAILURE, 0) == NULL) {
         envelope *message = new_message(VALUE, step, FAILURE, 0);
         if (message == NULL || keep(self, message) < 0)
             return NULL;

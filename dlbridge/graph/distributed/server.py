@@ -9,6 +9,13 @@ driver (`_FAILED`), which tells all others (`_ABORT`): that comes after `_RUN`, 
 what will not come. In an SPMD run a task that fails tells all others itself; all tasks end a run
 together, so that each run fails on all of them or on none. Both kinds leave out the words that end
 a run where the values of the run tell that all nodes have run (`Part.heard`).
+
+Messages of an SPMD run carry which run it is, so that those of different runs never meet: tasks
+that make different ones wait for each other, say which one they are in (`_WAITS`), or that they
+compare a new one, and all of them find out.
+
+A task whose script has ended serves the others until all scripts have. It tells which SPMD runs it
+has made (`_END`): it makes no other.
 """
 
 from __future__ import annotations
@@ -59,18 +66,30 @@ from dlbridge.signals import is_from_handler
 
 __all__ = ["Server"]
 
-_PLAN, _RUN, _FAILED, _ABORT, _FORGET, _JOIN, _CLOCK, _EVENTS = range(8)
+_PLAN, _RUN, _FAILED, _ABORT, _FORGET, _JOIN, _CLOCK, _EVENTS, _WAITS, _END = range(10)
 _DONE = 0xF0000000  # edges by which tasks say that they are done
 _ROUND = 0xF1000000  # and by which all of them end a step together
 _PLAN_NUMBER = struct.Struct("<Q")
 _PLAN_BITS = 32  # of the number of a plan, below that of a traced run, in `_RUN`
 _TIME = struct.Struct("<q")  # nanoseconds of `time.perf_counter_ns`
-_SIZES = {_RUN: _PLAN_NUMBER.size, _FORGET: _PLAN_NUMBER.size, _CLOCK: _TIME.size}  # of each number
+_IDENTITY = struct.Struct("<II")  # of a run that all tasks make, and comparisons, in `_WAITS`
+_STEPS_MADE = struct.Struct("<QQ")  # a session that all tasks make, and its steps, in `_END`
+_SIZES = {  # of each number
+    _RUN: _PLAN_NUMBER.size,
+    _FORGET: _PLAN_NUMBER.size,
+    _CLOCK: _TIME.size,
+    _WAITS: _IDENTITY.size,
+    _END: _STEPS_MADE.size,
+}
 _RANK_BITS = 40  # of the number of a step, below the rank of its driver
 _SPMD = 1 << 63
 _COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
 _LEAD = 32  # runs of an SPMD session that a task may be ahead of another
 _TURN = 0.5  # seconds between two looks of `join` at who has left
+
+
+class _OtherRunError(Exception):
+    """Tasks are in different SPMD runs, and all of them raise its cause."""
 
 
 class _ElsewhereError(Exception):
@@ -141,10 +160,15 @@ class Server:
         self.others = frozenset(self.ranks.values()) - {self.rank}
         self._joined: set[int] = set()
         self._known_lost: frozenset[int] = frozenset()
-        self._is_leaving = False
+        self._waiting: dict[int, dict[int, tuple[int, int]]] = {}  # SPMD step -> rank -> `_WAITS`
+        self.compared: dict[int, int] = {}  # base of SPMD steps -> comparisons that all have made
+        self.compare: dict[int, Callable[[int], None]] = {}  # base -> how a run is compared
+        self._made: dict[
+            int, dict[int, int]
+        ] = {}  # rank whose script has ended -> session -> steps
         self._spare: Any = None  # communicator of what tasks exchange beside runs
         self._running.others.append(self.transport.progress)
-        atexit.register(self._leave)  # before the process waits for the others
+        atexit.register(self._serve_to_the_end)  # before the process waits for the others
         targets.add(self.target, self._target)
 
     @property
@@ -225,8 +249,18 @@ class Server:
         if rows:
             write_file(path, [timeline.merge(rows).encode()])
 
-    def _leave(self) -> None:
-        self._is_leaving = True
+    def _serve_to_the_end(self) -> None:
+        """Serve while the process waits for the scripts of the others to end."""
+        with suppress(MPIError):  # MPI was finalised, or this process was forked
+            self._running.job.check_process("Server")
+            self._idle += 1
+            self._running.others.append(self._serve_all)
+            made = [_STEPS_MADE.pack(number, of.ended) for number, of in self._together.items()]
+            self.tell_all(self.others, 0, _END, b"".join(made))
+
+    def _serve_all(self) -> bool:
+        self._serve_requests()
+        return False
 
     def __repr__(self) -> str:
         return f"<Server of {self.task}, rank {self.rank}>"
@@ -263,7 +297,8 @@ class Server:
             MPIError: it is nothing that a task of this version says.
         """
         wanted = _SIZES.get(kind, 1)
-        if kind > _EVENTS or len(data) % wanted or (kind == _RUN and len(data) != wanted):
+        is_one = kind in (_RUN, _WAITS)
+        if kind > _END or len(data) % wanted or (is_one and len(data) != wanted):
             raise MPIError(
                 f"{self.tasks[sender]} says {len(data)} bytes of the kind {kind}, which no task of "
                 "this version does; run the same dlbridge on all ranks"
@@ -275,6 +310,11 @@ class Server:
                 self._parts.pop((sender, number), None)
         elif kind == _JOIN:
             self._joined.add(sender)
+        elif kind == _END:
+            self._made[sender] = dict(_STEPS_MADE.iter_unpack(data))
+        elif kind == _WAITS:
+            if self._is_awaited(step):
+                self._waiting.setdefault(step, {})[sender] = _IDENTITY.unpack(data)
         elif kind in (_CLOCK, _EVENTS):
             self._take_times(sender, step, kind, data)
         elif kind == _RUN:
@@ -296,10 +336,6 @@ class Server:
 
     def _take_request(self, sender: int, step: int, data: bytes) -> None:
         """Have a step run for another task."""
-        if self._is_leaving:
-            error = UnavailableError(f"{self.task} has ended")
-            self.transport.tell(sender, step, _FAILED, self.describe(error))
-            return
         self._active.add(step)
         (number,) = _PLAN_NUMBER.unpack(data)
         traced, plan = divmod(number, 1 << _PLAN_BITS)
@@ -318,17 +354,53 @@ class Server:
     def _failed(self, _step: int) -> Exception:
         return _ElsewhereError()
 
-    def _look(self, peers: frozenset[int] | None) -> None:
-        """Raise where one of the tasks for which a thread waits has ended."""
+    def _look(self, peers: frozenset[int] | None, step: int = 0, plan: int = 0) -> None:
+        """Raise where a task for which a thread waits in a step cannot come."""
         job = self._running.job
         job.notice()
         self._raise_lost(peers or frozenset())
+        if not step & _SPMD:
+            return  # they serve until all scripts have ended, this one's as well
+        self._compare_runs(step, plan)
         gone = job.gone(peers or frozenset())
+        gone = frozenset(rank for rank in gone if not self._has_made(rank, step))
         if gone:
             raise UnavailableError(
-                f"{self._names(gone)} has ended while {self.task} waits for it; let a task that is "
-                "only to serve others call Server.join"
+                f"{self._names(gone)} has ended while {self.task} waits for it; with spmd=True all "
+                "tasks make the same runs"
             )
+
+    def _has_made(self, rank: int, step: int) -> bool:
+        """Tell whether a task whose script has ended had made an SPMD step before."""
+        session, number = divmod(step & ~_SPMD, 1 << _COUNT_BITS)
+        return number <= self._made.get(rank, {}).get(session, 0)
+
+    def say_run(self, step: int, plan: int, compared: int) -> None:
+        """Tell the other tasks which SPMD run a step is here; 0: a new one is compared."""
+        for old in list(self._waiting):
+            if not self._is_awaited(old):
+                self._waiting.pop(old, None)
+        self._waiting.setdefault(step, {})[self.rank] = plan, compared
+        self.tell_all(self.others, step, _WAITS, _IDENTITY.pack(plan, compared))
+
+    def _compare_runs(self, step: int, plan: int) -> None:
+        """Say which run a step is that waits here, and raise where other tasks are in another one.
+
+        A step ends on no task before all are in the same run of it.
+        """
+        base = step >> _COUNT_BITS << _COUNT_BITS
+        made = self.compared.get(base, 0)
+        if self._waiting.get(step, {}).get(self.rank) != (plan, made):
+            self.say_run(step, plan, made)
+        said = self._waiting[step]
+        runs = [said[rank][0] if rank in said else 0 for rank in range(len(self.ranks))]
+        try:
+            if any(not other and compared >= made for other, compared in said.values()):
+                self.compare[base](plan)  # what is new there may be known here
+            elif all(runs):
+                _check_same(runs, self.tasks)
+        except (ArgumentError, OpError) as error:
+            raise _OtherRunError from error
 
     def _names(self, ranks: frozenset[int]) -> str:
         return ", ".join(str(self.tasks[rank]) for rank in sorted(ranks))
@@ -661,6 +733,7 @@ class _ClusterRunner:
         ends_alone = to == "numpy" and session.options["max_bytes"] is None
         self._protocol = session.prepare(parts, ends_alone)
         self._local.ends.rendezvous.peers = self._protocol.ranks
+        self._local.ends.rendezvous.plan = self._protocol.identity
         self.plan = self._local.plan
         self.size = sum(max(1, len(step.nodes)) for step in self.plan.steps)
         self.call = self._over(self.plan.call, self._protocol)
@@ -729,6 +802,10 @@ class _ClusterRunner:
     def _explain(self, step: int, error: BaseException) -> BaseException:
         """Tell the others that a step failed here; return the error to raise."""
         server, ranks = self._server, self._protocol.ranks
+        if (other := _other_run(error)) is not None:
+            server.transport.give_up(step)
+            server.drop_error(step)
+            return other
         error = server.lost_by(error, ranks)
         known = server.take_error(step, self._graph)
         if self._session.tells_everybody or known is None:
@@ -754,6 +831,7 @@ class _Protocol(NamedTuple):
         answers: the edges at which tasks say that they are done.
         rounds: the first edge by which all end a step together, or 0.
         every: which steps they end so: those whose numbers are multiples of it.
+        identity: of the run, where all tasks make it; or 0.
     """
 
     ranks: frozenset[int]
@@ -762,6 +840,7 @@ class _Protocol(NamedTuple):
     answers: tuple[int, ...] = ()
     rounds: int = 0
     every: int = 1
+    identity: int = 0
 
 
 class _Session:
@@ -872,6 +951,7 @@ class _Together(_Session):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server, server.next_session())
+        server.compare[self.steps.base] = self._compare
 
     def default(self) -> Task:
         return self.server.cluster.tasks()[0]
@@ -880,17 +960,20 @@ class _Together(_Session):
         return self.server.cluster.tasks()
 
     def prepare(self, parts: Mapping[Task, Part], ends_alone: bool) -> _Protocol:
-        self._agree(parts, ends_alone)
+        identity = self._agree(parts, ends_alone)
         all_know = ends_alone and all(part.heard.issuperset(parts) for part in parts.values())
         # A task without nodes is not heard: else the others could run ahead of it without end.
-        return _Protocol(self.server.others, rounds=_ROUND, every=_LEAD if all_know else 1)
+        every = _LEAD if all_know else 1
+        return _Protocol(self.server.others, rounds=_ROUND, every=every, identity=identity)
 
-    def _agree(self, parts: Mapping[Task, Part], ends_alone: bool) -> None:
-        """Raise, on all tasks, unless all have cut the same graph for the same run."""
+    def _agree(self, parts: Mapping[Task, Part], ends_alone: bool) -> int:
+        """Return the identity of the run; raise, on all tasks, unless all have cut it alike."""
         total = crc32(repr((self.options["max_bytes"], ends_alone)).encode())
         for task, part in parts.items():
             total = crc32(str(task).encode() + part.graph, total)
-        self._compare(total)
+        total = max(total, 1)  # 0 is none
+        self._compare_new(total)
+        return total
 
     def refuse(self, error: Exception) -> None:
         """Let all tasks know; raise the error of the first that refuses, unless all have the same.
@@ -898,10 +981,25 @@ class _Together(_Session):
         Raises:
             OpError: the same one on all tasks.
         """
-        self._compare(crc32(str(error).encode()), error)
+        self._compare_new(crc32(str(error).encode()), error)
+
+    def _compare_new(self, total: int, error: Exception | None = None) -> None:
+        """Compare a run before its first step.
+
+        One that is refused has a number: other tasks may have been in a step of a run they know.
+        """
+        try:
+            self._compare(total, error)
+        except (ArgumentError, OpError):
+            self.steps.skip()
+            raise
 
     def _compare(self, total: int, error: Exception | None = None) -> None:
-        said = mpi.allgather(np.array([self.steps.base, total, error is not None], np.uint64))
+        base = self.steps.base
+        count = self.server.compared.get(base, 0)
+        self.server.say_run(base | self.steps.ended + 1, 0, count)
+        said = mpi.allgather(np.array([base, total, error is not None], np.uint64))
+        self.server.compared[base] = count + 1
         refusing = np.flatnonzero(said[:, 2]).tolist()
         if refusing and (said[:, 0] == said[0, 0]).all():
             if len(refusing) == len(said) and (said == said[0]).all():
@@ -912,15 +1010,26 @@ class _Together(_Session):
                 said_by_first = np.frombuffer(self.server.describe(error), np.uint8)
             text = bytes(mpi.bcast(said_by_first, refusing[0]))
             raise _read_error(text, self._graph) from error
-        if (said != said[0]).any():
-            differing = [
-                str(self.server.tasks[i]) for i, row in enumerate(said) if (row != said[0]).any()
-            ]
-            raise ArgumentError(
-                "Session.run: with spmd=True all tasks make the same runs of the same graph, in "
-                f"sessions of the same max_bytes; those of {', '.join(differing)} differ from that "
-                f"of {self.server.tasks[0]}"
-            )
+        _check_same(said.tolist(), self.server.tasks)
+
+
+def _check_same(said: Sequence[object], tasks: Mapping[int, Task]) -> None:
+    """Raise unless all tasks say the same of a run, each in its place by rank."""
+    differing = [str(tasks[rank]) for rank, row in enumerate(said) if row != said[0]]
+    if differing:
+        raise ArgumentError(
+            "Session.run: with spmd=True all tasks make the same runs of the same graph, in "
+            f"sessions of the same max_bytes; those of {', '.join(differing)} differ from that of "
+            f"{tasks[0]}"
+        )
+
+
+def _other_run(error: BaseException) -> BaseException | None:
+    """Return what all tasks raise, if a step failed since they are in different runs."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, _OtherRunError):
+        cause = cause.__cause__
+    return None if cause is None else cause.__cause__
 
 
 # ---- who is which task -------------------------------------------------------------------------
