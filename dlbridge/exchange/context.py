@@ -72,7 +72,8 @@ class Policy:
             rest is rounded.
         dtype: the DType that the result must have, by a copy if necessary, or None for that of the
             data. Values are converted as by `Tensor.__setitem__`: towards the wider kind only
-            (bool, integer, real, complex); integers must fit, floating point is rounded.
+            (bool, integer, real, complex). Integers must keep their value, and finite numbers must
+            stay finite; other numbers are rounded.
         stream: the stream on which the consumer works, for memory of a device that has streams: its
             number, -1 for no order at all, or None for the consumer's current one.
         kept: the object that `stream` was given as, which keeps the stream alive, or None.

@@ -44,8 +44,8 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import (
     PADDED,
     READ_ONLY,
-    as_array,
     assign,
+    check_kept,
     is_masked,
     is_on_cuda,
     on_host,
@@ -477,21 +477,7 @@ def _narrow(
     if policy.copy is False:
         refuse("dtype", tensor, name, copy_forbidden=True)
     dtype = DType(_narrower(tensor))
-
-    def copy() -> native.TensorBase:
-        wide = as_array(tensor, _call(name))
-        fresh = empty(tensor.shape, dtype)
-        narrow = as_array(fresh)
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            np.copyto(narrow, wide, casting="unsafe")
-        fits = narrow == wide if dtype.is_integer else np.isfinite(narrow) == np.isfinite(wide)
-        if not np.all(fits):
-            raise ExchangeError(
-                "dtype", f"{_call(name)}: a value of {kind(tensor)} does not fit {dtype}"
-            )
-        return fresh
-
-    return context.copying("dlbridge", "dtype", copy, lambda: empty(tensor.shape, dtype))
+    return _checked_copy(tensor, dtype, context, name)
 
 
 def _cast(
@@ -503,13 +489,25 @@ def _cast(
         return tensor
     if policy.copy is False:
         refuse("dtype", tensor, name, copy_forbidden=True)
+    return _checked_copy(tensor, dtype, context, name)
+
+
+def _checked_copy(
+    tensor: native.TensorBase, dtype: DType, context: ExchangeContext, name: str
+) -> native.TensorBase:
+    """Return a copy of another dtype, for `dtype=` and `narrow=`, or refuse what would be lost."""
 
     def copy() -> native.TensorBase:
         host, fresh = on_host(tensor, _call(name)), empty(tensor.shape, dtype)
         try:
-            assign(fresh, host)
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+                assign(fresh, host)
+                check_kept(host, fresh)
         except ExchangeError as error:
-            raise ExchangeError(error.reason, f"{_call(name)}: {error}") from error
+            text = str(error).removesuffix(f" [{error.reason}]")
+            raise ExchangeError(
+                error.reason, f"{_call(name)}: {text}; got {kind(tensor)}"
+            ) from error
         return fresh
 
     return context.copying("dlbridge", "dtype", copy, lambda: empty(tensor.shape, dtype))

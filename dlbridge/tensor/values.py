@@ -360,6 +360,87 @@ def _convert(array: Array, source: DType, target: DType) -> Array:
     return converted
 
 
+# Bits of the significand of each floating point type, the first one included.
+_SIGNIFICANDS = {
+    "float16": 11,
+    "float32": 24,
+    "float64": 53,
+    "bfloat16": 8,
+    "complex32": 11,
+    "complex64": 24,
+    "complex128": 53,
+    "float8_e3m4": 5,
+    "float8_e4m3": 4,
+    "float8_e4m3b11fnuz": 4,
+    "float8_e4m3fn": 4,
+    "float8_e4m3fnuz": 4,
+    "float8_e5m2": 3,
+    "float8_e5m2fnuz": 3,
+    "float8_e8m0fnu": 1,
+    "float6_e2m3fn": 4,
+    "float6_e3m2fn": 3,
+    "float4_e2m1fn": 2,
+}
+# Without infinity and NaN: what is too large becomes the largest number.
+_SATURATING = {"float6_e2m3fn": 7.5, "float6_e3m2fn": 28.0, "float4_e2m1fn": 6.0}
+# They hold the range of every narrower type.
+_WIDE = frozenset(("float64", "complex128"))
+
+
+def check_kept(source: native.TensorBase, made: native.TensorBase) -> None:
+    """Refuse a conversion to floating point in which more than precision was lost.
+
+    A finite number must have stayed finite, an infinity and a NaN what they were, an integer the
+    same integer; other numbers may have been rounded.
+
+    Args:
+        source: the values, in the CPU's reach.
+        made: the same after the conversion.
+
+    Raises:
+        ExchangeError: with reason "dtype", a value was lost; the text has it.
+    """
+    given, wanted = source.dtype, made.dtype
+    if wanted.name not in _SIGNIFICANDS or given.is_bool or not source.size:
+        return
+    if given.is_integer:
+        if given.bits > _SIGNIFICANDS[wanted.name]:
+            _require(_are_exact(as_array(source), wanted), source, wanted)
+    elif wanted.name in _WIDE or (wanted.name in ("float32", "complex64") and _is_short(given)):
+        return
+    old, new = as_array(source), as_array(made)
+    if wanted.name in _SATURATING:
+        largest = _SATURATING[wanted.name]
+        _require(np.abs(old.astype(np.float64)) <= largest, source, wanted)
+    else:
+        kept = (np.isfinite(old) == np.isfinite(new)) & (np.isnan(old) == np.isnan(new))
+        _require(kept, source, wanted)
+
+
+def _is_short(dtype: DType) -> bool:
+    return dtype.bits <= (64 if dtype.is_complex else 32)
+
+
+def _are_exact(array: Array, target: DType) -> Array:
+    """Tell which integers have no more significant bits than `target` keeps."""
+    signed = array.dtype.kind == "i"
+    wide = array.astype(np.int64 if signed else np.uint64)
+    sizes = np.abs(wide).view(np.uint64)  # that of the least integer is right as well
+    lowest = np.maximum(sizes & (~sizes + np.uint64(1)), np.uint64(1))
+    exact: Array = sizes // lowest < np.uint64(1 << _SIGNIFICANDS[target.name])
+    return exact
+
+
+def _require(kept: Array, source: native.TensorBase, target: DType) -> None:
+    if not np.all(kept):
+        place = np.unravel_index(int(np.argmin(kept)), kept.shape)
+        raise ExchangeError(
+            "dtype",
+            f"a value does not fit {target}: {as_array(source)[place]} at "
+            f"[{', '.join(map(str, map(int, place)))}]",
+        )
+
+
 def _check_range(array: Array, target: DType) -> None:
     """Refuse integers that `target` does not hold; comparing casts would miss a changed sign."""
     signed = target.code == 0

@@ -898,6 +898,70 @@ def test_a_cast_loses_no_more_than_precision(value: Any, target: str) -> None:
     assert caught.value.reason == "dtype"
 
 
+LOST: list[tuple[Any, str, str]] = [
+    (1e300, "float64", "float32"),
+    (-1e300, "float64", "float16"),
+    (7e4, "float32", "float16"),
+    (1e300, "complex128", "complex64"),
+    (2**53 + 1, "int64", "float32"),
+    (2**53 + 1, "int64", "float64"),
+    (2**64 - 1, "uint64", "float64"),
+    (-(2**24) - 1, "int32", "float32"),
+    (2049, "int16", "float16"),
+    (65535, "uint16", "float16"),
+    (257, "int32", "bfloat16"),
+    (1e39, "float64", "bfloat16"),
+    (1e3, "float32", "float8_e4m3fn"),
+    (np.inf, "float32", "float8_e4m3fn"),
+    (8.0, "float32", "float4_e2m1fn"),
+    (np.nan, "float32", "float4_e2m1fn"),
+]
+KEPT: list[tuple[Any, str, str]] = [
+    (-(2**63), "int64", "float32"),
+    (2**63, "uint64", "float32"),
+    (2**24 + 2, "int64", "float32"),
+    (2048, "int16", "float16"),
+    (0.1, "float64", "float32"),
+    (np.inf, "float64", "float16"),
+    (-np.inf, "float32", "bfloat16"),
+    (np.nan, "float64", "float32"),
+    (448.0, "float32", "float8_e4m3fn"),
+    (6.0, "float32", "float4_e2m1fn"),
+    (1e300, "float64", "complex128"),
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("value", "source", "target"), LOST)
+def test_a_cast_makes_no_finite_number_infinite_and_no_integer_another(
+    value: Any, source: str, target: str
+) -> None:
+    pytest.importorskip("ml_dtypes")
+    x = np.array([[1, value, 1]], source)
+    for call in (
+        dlbridge.to_numpy,
+        lambda x, dtype: dlbridge.convert_tree([x], "numpy", dtype=dtype),
+    ):
+        with pytest.raises(
+            ExchangeError, match=rf"does not fit {target}.* at \[0, 1\]; got "
+        ) as caught:
+            call(x, dtype=target)
+        assert caught.value.reason == "dtype"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("value", "source", "target"), KEPT)
+def test_a_cast_rounds_and_keeps_what_fits(value: Any, source: str, target: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    x = np.array([value, 1], source)
+    made = dlbridge.from_dlpack(dlbridge.to_numpy(x, dtype=target))
+    assert made.dtype == target
+    expected = np.array([value, 1], source).astype(made.dtype.numpy)
+    assert np.array_equal(
+        dlbridge.to_numpy(made).astype(complex), expected.astype(complex), equal_nan=True
+    )
+
+
 def test_a_cast_to_no_dtype_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"^to_numpy: dtype='flot32': .*unknown name"):
         dlbridge.to_numpy(np.ones(2), dtype="flot32")
