@@ -58,7 +58,7 @@ from dlbridge.errors import (
     ViewError,
 )
 from dlbridge.exchange.context import Receipt, receipts
-from dlbridge.exchange.exchange import as_tensor, explain, to_dlpack
+from dlbridge.exchange.exchange import as_tensor, asarray, explain, to_dlpack
 from dlbridge.exchange.trees import convert_tree
 from dlbridge.frameworks import conversions as _conversions
 from dlbridge.frameworks.conversions import *  # noqa: F403  (has `__all__`)
@@ -133,6 +133,7 @@ __all__ = [
     "aligned_numpy",
     "arange",
     "as_tensor",
+    "asarray",
     "bfloat16",
     "bool_",
     "check_consumer",

@@ -18,6 +18,7 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.signals import is_from_handler
+from dlbridge.text import did_you_mean
 
 Fields = tuple[int, int, int]
 
@@ -50,6 +51,65 @@ NAMES: dict[tuple[int, int], str] = {
     for bits in widths
 }
 _SCALARS: dict[str, tuple[int, int]] = {name: key for key, name in NAMES.items()}
+# The beginnings of names and of short names; the first that fits counts.
+_SHORTER = (
+    ("float8_", "f8"),
+    ("float6_", "f6"),
+    ("float4_", "f4"),
+    ("bfloat", "bf"),
+    ("float", "f"),
+    ("complex", "c"),
+    ("uint", "u"),
+    ("int", "i"),
+)
+
+
+def short_name(name: str) -> str:
+    """Return the short form of a DType's name, in which schemas are written.
+
+    Example:
+        >>> [short_name(name) for name in ("float32", "bool", "float8_e4m3fn", "int4x2")]
+        ['f32', 'bool', 'f8e4m3fn', 'i4x2']
+    """
+    for prefix, shorter in _SHORTER:
+        if name.startswith(prefix):
+            return shorter + name.removeprefix(prefix)
+    return name
+
+
+# NumPy counts bytes where the short names count bits.
+_AMBIGUOUS = {
+    f"{kind}{size}": (f"{name}{size}", f"{name}{8 * size}")
+    for kind, name in (("i", "int"), ("u", "uint"))
+    for size in (1, 2, 4, 8)
+}
+# The names that C and PyTorch have for dtypes.
+WORDS = {
+    "half": "float16",
+    "float": "float32",
+    "single": "float32",
+    "double": "float64",
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "bfloat": "bfloat16",
+    "chalf": "complex32",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+}
+_OTHER_NAMES = {
+    **{short_name(name): name for name in _SCALARS if short_name(name) not in _AMBIGUOUS},
+    **WORDS,
+    "f2": "float16",
+    "f4": "float32",
+    "f8": "float64",
+    "c8": "complex64",
+    "c16": "complex128",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "bool_": "bool",
+}
 FLOATING_CODES = frozenset((2, 4, *range(7, 18)))
 
 _PYTHON_TYPES: dict[object, str] = {
@@ -284,7 +344,8 @@ def as_dtype(x: object) -> DType:
     """Return the DType that `x` stands for.
 
     Args:
-        x: a DType; a name ("float32", "float32x4") or array interface typestr ("<f4"); a NumPy
+        x: a DType; a name ("float32", "float32x4"), also a short one ("f32", "bf16"), PyTorch's
+            ("half", "float", "double", "int", "long") or NumPy's ("f4", "<f4"); a NumPy
             (or ml_dtypes) dtype or scalar type; a dtype of PyTorch, JAX, TensorFlow, Paddle, MLX,
             TVM; bool, int, float or complex (64-bit, as in NumPy); a tuple (code, bits[, lanes]);
             a cffi `DLDataType`; any object with `__dlpack_data_type__`.
@@ -346,9 +407,10 @@ def refuse(text: str) -> NoReturn:
 
 def _from_name(name: str) -> Fields:
     lanes = "1"
-    scalar = name
-    if name not in _SCALARS:
-        scalar, _, lanes = name.rpartition("x")
+    scalar = name.removeprefix("torch.")  # as `str` writes PyTorch's
+    if scalar not in _SCALARS and scalar not in _OTHER_NAMES:
+        scalar, _, lanes = scalar.rpartition("x")
+    scalar = _OTHER_NAMES.get(scalar, scalar)
     if scalar in _SCALARS and lanes.isdecimal() and len(lanes) < 20:
         return *_SCALARS[scalar], int(lanes)
     if name[:1] in ("<", ">", "=", "|"):
@@ -356,8 +418,14 @@ def _from_name(name: str) -> Fields:
             return read_numpy(np.dtype(name))
         except TypeError:
             pass
+    if name in _AMBIGUOUS:
+        ours, numpys = _AMBIGUOUS[name]
+        raise ArgumentError(
+            f"DType: {name!r} is {ours} in bits, and NumPy's {numpys} in bytes; write one of these"
+        )
     raise ArgumentError(
         f"DType: unknown name {name!r}; known are {', '.join(_SCALARS)}, each with xN for N lanes"
+        f"{did_you_mean(name, (*_SCALARS, *_OTHER_NAMES))}"
     )
 
 

@@ -26,6 +26,7 @@ from dlbridge.errors import (
     FrameworkMissingError,
     UnsupportedTypeError,
 )
+from dlbridge.proto import datatypes
 
 ALL = sorted(NAMES.values())
 STANDARD = """
@@ -202,12 +203,52 @@ def test_refusals_of_fields() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "x", "float", "float33", "f4", "float32x", "int8x-1", "Float32", "int8x" + "9" * 5000],
+    ["", "x", "flaot", "float33", "f3", "float32x", "int8x-1", "Float32", "int8x" + "9" * 5000],
     ids=lambda name: name[:20],
 )
 def test_unknown_names_are_told_the_known_ones(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"unknown name '{name}'; known are int1, .*, bool,"):
         DType(name)
+
+
+OTHER_NAMES = [("f32", "float32"), ("bf16", "bfloat16"), ("f8e4m3fn", "float8_e4m3fn")]
+OTHER_NAMES += [
+    ("half", "float16"),
+    ("float", "float32"),
+    ("double", "float64"),
+    ("fp16", "float16"),
+]
+OTHER_NAMES += [("short", "int16"), ("int", "int32"), ("long", "int64"), ("cfloat", "complex64")]
+OTHER_NAMES += [("f4", "float32"), ("f8", "float64"), ("c16", "complex128"), ("<i4", "int32")]
+OTHER_NAMES += [("u16", "uint16"), ("f32x4", "float32x4"), ("torch.bfloat16", "bfloat16")]
+
+
+@pytest.mark.parametrize(("name", "own"), OTHER_NAMES)
+def test_other_names_of_the_field_are_understood(name: str, own: str) -> None:
+    assert DType(name) is DType(own)
+    if "x" not in own:
+        assert dlbridge.zeros(2, name).dtype == own
+        assert dlbridge.to_numpy(np.ones(2, "bool"), dtype=name).dtype == DType(own).numpy
+
+
+@pytest.mark.parametrize("name", ["half", "double", "short", "long", "bfloat", "f32", "float32"])
+def test_schemas_and_graphs_know_the_same_names(name: str) -> None:
+    schema = dlbridge.Schema.parse(f"dlbridge_tests::same(x: {name}[n]) -> {name}[n]")
+    assert schema == dlbridge.Schema.parse(
+        f"dlbridge_tests::same(x: {DType(name)}[n]) -> {DType(name)}[n]"
+    )
+    assert datatypes.as_dtype(name).dlpack is DType(name)
+
+
+@pytest.mark.parametrize("name", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+def test_a_size_that_may_be_bits_or_bytes_is_refused(name: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"'{name}' is \w+ in bits, and NumPy's \w+ in bytes"):
+        DType(name)
+
+
+def test_a_misspelt_name_gets_the_nearest() -> None:
+    with pytest.raises(ArgumentError, match=r"'flaot32'; .*did you mean 'float32'\?"):
+        dlbridge.empty(2, "flaot32")
 
 
 @pytest.mark.parametrize("x", [None, 3, [2, 32, 1], (), (1,), (1, 2, 3, 4), (2.0, 32), list])

@@ -431,7 +431,7 @@ def allocate(
 
 def empty(
     shape: int | Sequence[int],
-    dtype: object,
+    dtype: object = None,
     *,
     device: object = "cpu",
     allocator: Any = None,
@@ -439,7 +439,7 @@ def empty(
 ) -> Any: ...
 def zeros(
     shape: int | Sequence[int],
-    dtype: object,
+    dtype: object = None,
     *,
     device: object = "cpu",
     allocator: Any = None,
@@ -447,7 +447,7 @@ def zeros(
 ) -> Any: ...
 def ones(
     shape: int | Sequence[int],
-    dtype: object,
+    dtype: object = None,
     *,
     device: object = "cpu",
     allocator: Any = None,

@@ -125,12 +125,13 @@ static PyMethodDef methods[] = {
      "Raises ExchangeError with its `reason`, UnsupportedTypeError, "
      "FrameworkMissingError."},
     {"empty", FAST(dlb_empty), METH_FASTCALL | METH_KEYWORDS,
-     "empty($module, shape, dtype, *, device='cpu', allocator=None, "
+     "empty($module, shape, dtype=None, *, device='cpu', allocator=None, "
      "alignment=64)\n--\n\n"
      "Make a writable, compact row-major Tensor with undefined values.\n\n"
      "Args:\n"
-     "    shape: extents, none negative.\n"
-     "    dtype: anything that `dlbridge.DType` takes.\n"
+     "    shape: extents, none negative; an integer for one dimension.\n"
+     "    dtype: anything that `dlbridge.DType` takes; None is float64, as of Python's "
+     "floats.\n"
      "    device: where: \"cpu\", \"cuda:1\", \"cuda_host\" (pinned) or "
      "\"cuda_managed\"; elsewhere an\n"
      "        allocator of yours must have the memory. Memory of a CUDA device belongs "
@@ -147,12 +148,12 @@ static PyMethodDef methods[] = {
      "    AllocationError: there is no memory.\n"
      "    CUDAError: there is no CUDA driver, or no such device."},
     {"zeros", FAST(dlb_zeros), METH_FASTCALL | METH_KEYWORDS,
-     "zeros($module, shape, dtype, *, device='cpu', allocator=None, "
+     "zeros($module, shape, dtype=None, *, device='cpu', allocator=None, "
      "alignment=64)\n--\n\n"
      "Make a Tensor as `empty` does, all bits zero; large ones cost nothing until "
      "touched."},
     {"ones", FAST(dlb_ones), METH_FASTCALL | METH_KEYWORDS,
-     "ones($module, shape, dtype, *, device='cpu', allocator=None, "
+     "ones($module, shape, dtype=None, *, device='cpu', allocator=None, "
      "alignment=64)\n--\n\n"
      "Make a Tensor as `empty` does, each element equal to 1.\n\n"
      "Example:\n"
@@ -229,38 +230,22 @@ static struct PyModuleDef definition = {
 };
 
 static int start_types(PyObject *module) {
-    PyTypeObject *const types[] = {&dlb_TensorType,
-                                   &dlb_BufferType,
-                                   &dlb_LimitsType,
-                                   &dlb_ConverterType,
-                                   &dlb_TreeMemoType,
-                                   &dlb_KernelType,
-                                   &dlb_BoundCallType,
-                                   &dlb_JaxCallerType,
-                                   &dlb_PythonFunctionType,
-                                   &dlb_ProgramType,
-                                   &dlb_FeedType,
-                                   &dlb_FetchType,
-                                   &dlb_LoopsType,
-                                   &dlb_QuietType,
-                                   &dlb_LookupType,
-                                   &dlb_LaunchType,
-                                   &dlb_AlignedNumpyType,
-                                   &dlb_LimitedNumpyType,
-                                   &dlb_HeldBufferType,
-                                   &dlb_CollectableBufferType,
-                                   &dlb_RecordingType,
-                                   &dlb_TransportType,
-                                   &dlb_InArenaType,
-                                   &dlb_LoanType,
-                                   &dlb_RendezvousType,
-                                   &dlb_EdgeType,
-                                   &dlb_StepNumbersType,
-                                   &dlb_ClusterCallType,
-                                   &dlb_PeersType,
-                                   &dlb_BallotType,
-                                   &dlb_ReductionType,
-                                   &dlb_QuickType,
+    PyTypeObject *const types[] = {&dlb_TensorType,         &dlb_BufferType,
+                                   &dlb_LimitsType,         &dlb_ConverterType,
+                                   &dlb_TreeMemoType,       &dlb_KernelType,
+                                   &dlb_BoundCallType,      &dlb_JaxCallerType,
+                                   &dlb_PythonFunctionType, &dlb_ProgramType,
+                                   &dlb_FeedType,           &dlb_FetchType,
+                                   &dlb_LoopsType,          &dlb_QuietType,
+                                   &dlb_LookupType,         &dlb_LaunchType,
+                                   &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
+                                   &dlb_HeldBufferType,     &dlb_CollectableBufferType,
+                                   &dlb_RecordingType,      &dlb_TransportType,
+                                   &dlb_InArenaType,        &dlb_LoanType,
+                                   &dlb_RendezvousType,     &dlb_EdgeType,
+                                   &dlb_StepNumbersType,    &dlb_ClusterCallType,
+                                   &dlb_PeersType,          &dlb_BallotType,
+                                   &dlb_ReductionType,      &dlb_QuickType,
                                    &dlb_PostedType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)

@@ -119,6 +119,37 @@ def as_tensor(
     return from_dlpack(x, device=policy.device, copy=policy.copy, stream=stream)
 
 
+def asarray(
+    x: Any, /, dtype: object = None, *, device: object = None, copy: bool | None = None
+) -> Tensor:
+    """Return `x` as a Tensor of a dtype: `as_tensor` under the array API's name.
+
+    Args:
+        x: whatever `as_tensor` takes.
+        dtype: of the result, by a checked copy where it is another one, as of `convert`; None for
+            that of `x`. Python's numbers are int64, float64, complex128 and bool.
+        device: as of `as_tensor`.
+        copy: as of `as_tensor`.
+
+    Raises:
+        ExchangeError: as of `as_tensor`; or with reason "dtype", a value does not fit the dtype.
+
+    Example:
+        >>> asarray([1, 2.5], "float32").dtype
+        DType('float32')
+    """
+    if dtype is None:
+        return as_tensor(x, device=device, copy=copy)
+    policy = Policy("asarray", copy=copy, dtype=dtype)
+    source = as_tensor(x, device=device, copy=None if copy else copy)
+    context = ExchangeContext("dlbridge", "dlbridge")
+    made = _cast(source, policy, context, "dlbridge")
+    if made is source:
+        return as_tensor(source, copy=copy)
+    assert isinstance(made, Tensor)
+    return made
+
+
 def to_dlpack(
     x: Any,
     /,

@@ -381,7 +381,7 @@ def _read(x: Any) -> DataType:
     number = x if type(x) is int else getattr(x, "as_datatype_enum", None)
     found = DATA_TYPES.get(number) if type(number) is int else None
     if isinstance(x, str):
-        found = _BY_NAME.get(x)
+        found = _BY_NAME.get(x) or (_from_dlpack(x) if x.isidentifier() else None)
     elif found is None and number is None:
         found = _from_numpy(x) or _from_dlpack(x)
     if found is None:

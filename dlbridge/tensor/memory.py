@@ -36,17 +36,32 @@ _MOST_BITS = 2**63 - 1
 
 # ---- new memory ---------------------------------------------------------------------------------
 
+# Of new memory without a dtype, as of Python's floats.
+_DEFAULT = as_dtype(float)
+
+
+def _kind(dtype: object) -> DType:
+    """Return the dtype that was given; a number in its place is meant for an extent."""
+    if dtype is None:
+        return _DEFAULT
+    if isinstance(dtype, int):
+        raise UnsupportedTypeError(
+            f"the second argument is the dtype, and {dtype!r} cannot be read as a dtype; pass a "
+            "name such as 'float32', and a shape of several dimensions as a tuple: zeros((2, 3))"
+        )
+    return as_dtype(dtype)
+
 
 def _empty(
     shape: int | Sequence[int],
-    dtype: object,
+    dtype: object = None,
     *,
     device: object = "cpu",
     allocator: Allocator | None = None,
     alignment: int = 64,
 ) -> Tensor:
     """Make a Tensor of new memory: the Python path behind `dlbridge.empty`."""
-    kind = as_dtype(dtype)
+    kind = _kind(dtype)
     extents, pair = _check_shape(shape, kind), as_device(device).pair
     source = allocator or allocator_of(pair)
     return source.new_tensor(extents, kind, pair, check_alignment(alignment))
@@ -54,7 +69,7 @@ def _empty(
 
 def _zeros(
     shape: int | Sequence[int],
-    dtype: object,
+    dtype: object = None,
     *,
     device: object = "cpu",
     allocator: Allocator | None = None,
@@ -62,7 +77,7 @@ def _zeros(
 ) -> Tensor:
     """Make a Tensor of zeros: the Python path behind `dlbridge.zeros`."""
     if allocator is None and as_device(device).pair == values.CPU:
-        kind = as_dtype(dtype)
+        kind = _kind(dtype)
         return allocate_native(_check_shape(shape, kind), kind, check_alignment(alignment), True)
     tensor = empty(shape, dtype, device=device, allocator=allocator, alignment=alignment)
     native.fill(tensor if values.is_on_cuda(tensor) else values.on_host(tensor, "zeros"), 0)
@@ -94,14 +109,14 @@ def _full(
 
 def _ones(
     shape: int | Sequence[int],
-    dtype: object,
+    dtype: object = None,
     *,
     device: object = "cpu",
     allocator: Allocator | None = None,
     alignment: int = 64,
 ) -> Tensor:
     """Make a Tensor of ones: the Python path behind `dlbridge.ones`."""
-    return full(shape, True, dtype, device=device, allocator=allocator, alignment=alignment)
+    return full(shape, True, _kind(dtype), device=device, allocator=allocator, alignment=alignment)
 
 
 for _slow in (_empty, _zeros, _ones, _full):

@@ -962,6 +962,25 @@ def test_a_cast_rounds_and_keeps_what_fits(value: Any, source: str, target: str)
     )
 
 
+def test_asarray_takes_a_dtype_as_the_array_api_does() -> None:
+    x = np.arange(3, dtype="int16")
+    shared = dlbridge.asarray(x)
+    assert shared.data_ptr == x.ctypes.data
+    assert dlbridge.asarray(x, dtype="int16", copy=False).data_ptr == x.ctypes.data
+    assert dlbridge.asarray(shared) is shared
+    for copied in (dlbridge.asarray(x, copy=True), dlbridge.asarray(x, "int16", copy=True)):
+        assert (copied.tolist(), copied.dtype) == ([0, 1, 2], "int16")
+        assert copied.data_ptr != x.ctypes.data
+    assert dlbridge.asarray([1, 2.5], "f32").dtype == "float32"
+    assert dlbridge.asarray(x, "float32", copy=True).tolist() == [0, 1, 2]
+    with pytest.raises(ExchangeError, match="copy=False forbids"):
+        dlbridge.asarray(x, "float32", copy=False)
+    with pytest.raises(ExchangeError, match=r"300 does not fit uint8"):
+        dlbridge.asarray([300], "uint8")
+    with pytest.raises(ArgumentError, match=r"^asarray: dtype='flot'"):
+        dlbridge.asarray([1], "flot")
+
+
 def test_a_cast_to_no_dtype_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"^to_numpy: dtype='flot32': .*unknown name"):
         dlbridge.to_numpy(np.ones(2), dtype="flot32")

@@ -78,6 +78,20 @@ def test_zeros_are_zero_bits(name):
     assert not any(bytes(tensor.view("uint8")))
 
 
+@pytest.mark.parametrize("make", [empty, zeros, ones])
+def test_new_memory_without_a_dtype_has_that_of_pythons_floats(make):
+    for shape in (2, (2,), [2]):
+        for made in (make(shape), make(shape, None), make(shape, device="cpu"), make(shape=shape)):
+            assert (made.shape, made.dtype) == ((2,), "float64")
+    assert full((2,), 1.0).dtype == "float64"
+
+
+@pytest.mark.parametrize("make", [empty, zeros, ones])
+def test_extents_in_a_row_are_told_to_be_a_tuple(make):
+    with pytest.raises(UnsupportedTypeError, match=r"3 cannot be read .*zeros\(\(2, 3\)\)"):
+        make(2, 3)
+
+
 def test_empty_is_the_same_however_it_is_called():
     """Plain calls are served in C, from the second on: by position and by name."""
     for _ in range(3):
@@ -91,7 +105,7 @@ def test_empty_is_the_same_however_it_is_called():
         ):
             assert (made.shape, made.dtype, made.data_ptr % 64) == ((2, 3), "float32", 0)
         for wrong in (
-            lambda: empty((2, 3)),
+            lambda: empty(),
             lambda: empty((2, 3), "float32", dtype="float32"),
             lambda: empty((2, 3), dtype="float32", devices="cpu"),
             lambda: empty((2, 3), "float32", "cpu"),
@@ -706,7 +720,7 @@ def test_the_type_of_a_value_without_a_dtype_is_not_taken_for_one():
 def test_a_wrong_call_for_new_memory_names_the_function():
     for make in (empty, zeros, ones):
         with pytest.raises(TypeError, match=rf"^{make.__name__}\(\)"):
-            make((2, 3))
+            make()
     with pytest.raises(TypeError, match=r"^full\(\)"):
         full((2, 3))
 

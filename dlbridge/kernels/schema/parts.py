@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
+from dlbridge import dtype as dtypes
 from dlbridge.dtype import NAMES, DType, as_dtype
 from dlbridge.errors import UnsupportedTypeError
 from dlbridge.exchange import protocol
@@ -179,18 +180,6 @@ _WRITERS: dict[str, Callable[[Dim], str]] = {
 
 # ---- dtypes --------------------------------------------------------------------------------------
 
-# The beginnings of names and of short names; the first that fits counts.
-_SHORTER = (
-    ("float8_", "f8"),
-    ("float6_", "f6"),
-    ("float4_", "f4"),
-    ("bfloat", "bf"),
-    ("float", "f"),
-    ("complex", "c"),
-    ("uint", "u"),
-    ("int", "i"),
-)
-
 
 @cache
 def short_name(dtype: DType) -> str:
@@ -200,16 +189,18 @@ def short_name(dtype: DType) -> str:
         >>> [short_name(as_dtype(name)) for name in ("float32", "bool", "float8_e4m3fn", "int4x2")]
         ['f32', 'bool', 'f8e4m3fn', 'i4x2']
     """
-    for prefix, shorter in _SHORTER:
-        if dtype.name.startswith(prefix):
-            return shorter + dtype.name.removeprefix(prefix)
-    return dtype.name
+    return dtypes.short_name(dtype.name)
 
 
 _BY_NAME: dict[str, DType] = {}
 for _name in NAMES.values():
     _dtype = as_dtype(_name)
     _BY_NAME[_name] = _BY_NAME[short_name(_dtype)] = _dtype
+
+# "float" and "int" are sets, below.
+_BY_NAME |= {
+    word: as_dtype(name) for word, name in dtypes.WORDS.items() if word not in ("float", "int")
+}
 
 _INTEGERS = ("i8", "i16", "i32", "i64")
 _UNSIGNED = ("u8", "u16", "u32", "u64")
