@@ -15,7 +15,8 @@ typedef struct {
         *buffer; /* one reference, passed on or dropped by whoever holds the view */
     dlb_stream_id
         borrowed; /* to a consumer's stream, by dlb_view_lend; stream 0: to none */
-    int64_t scratch[DLB_MAX_NDIM];
+    int64_t scratch[DLB_MAX_NDIM]; /* for the strides; a shape in it stands behind them,
+                                      as others may write new strides to its start */
 } dlb_view;
 
 typedef struct {

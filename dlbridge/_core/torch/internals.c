@@ -360,11 +360,11 @@ int dlb_torch_take(PyObject *tensor, dlb_view *view) {
         return DLB_DECLINED;
     int32_t ndim = dl->ndim;
     for (int32_t i = 0; i < ndim; i++) {
-        view->scratch[i] = dl->shape[i];
-        view->scratch[ndim + i] = dl->strides[i];
+        view->scratch[i] = dl->strides[i];
+        view->scratch[ndim + i] = dl->shape[i];
     }
-    dl->shape = view->scratch;
-    dl->strides = view->scratch + ndim;
+    dl->strides = view->scratch;
+    dl->shape = view->scratch + ndim;
     view->flags = 0;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view->borrowed = (dlb_stream_id){0};
