@@ -8,10 +8,19 @@ its own.
 
 from __future__ import annotations
 
+import ctypes
+import io
+import mmap
+from array import array
 from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import dlbridge
 
 # A kernel that lets a producer change its memory, and reads it then.
 CALLBACK = """
@@ -382,3 +391,175 @@ def test_a_kernel_without_the_gil_keeps_the_memory_of_its_torch_tensors(
     assert read.pop() == list(np.ones(1000, "float32").tobytes())
     """
     run_torch(run_python, CALLBACK + code, "direct")
+
+
+# ---- NumPy, and objects of Python with a buffer --------------------------------------------------
+
+
+def shared_memory() -> SharedMemory:
+    """Return shared memory that is unlinked already: it goes with the last who has it open."""
+    memory = SharedMemory(create=True, size=4096)
+    memory.unlink()
+    return memory
+
+
+def mapped(path: Path) -> np.memmap[Any, Any]:
+    path.write_bytes(bytes(4096))
+    return np.memmap(path, mode="r+", shape=(4096,))
+
+
+# A producer, and the call by which it would free or move its memory.
+REFUSED: dict[str, tuple[Callable[[Path], Any], Callable[[Any], Any]]] = {
+    "ndarray.resize": (lambda _: np.zeros(8), lambda x: x.resize(100_000)),
+    "bytearray.extend": (lambda _: bytearray(8), lambda x: x.extend(bytes(100_000))),
+    "bytearray.clear": (lambda _: bytearray(8), lambda x: x.clear()),
+    "array.append": (lambda _: array("d", [7] * 8), lambda x: x.append(7)),
+    "mmap.close": (lambda _: mmap.mmap(-1, 4096), lambda x: x.close()),
+    "mmap.resize": (lambda _: mmap.mmap(-1, 4096), lambda x: x.resize(8192)),
+    "memmap.close": (lambda path: mapped(path / "mapped"), lambda x: x._mmap.close()),
+    "BytesIO.close": (lambda _: io.BytesIO(bytes(8)), lambda x: x.close()),
+    "SharedMemory.close": (lambda _: shared_memory(), lambda x: x.close()),
+}
+# How each of them gets to dlbridge.
+ROUTES: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda x: x,
+    "memoryview": memoryview,
+    "ndarray": lambda x: np.ndarray((8,), np.uint8, buffer=x),
+    "part of an ndarray": lambda x: np.ndarray((8,), np.uint8, buffer=x)[2:],
+    "frombuffer": lambda x: np.frombuffer(x, np.uint8),
+    "subclass": lambda x: np.ndarray((8,), np.uint8, buffer=x).view(np.recarray),
+}
+LENDS: dict[str, Callable[[Any], Any]] = {
+    "from_dlpack": dlbridge.from_dlpack,
+    "as_tensor": dlbridge.as_tensor,
+    "to_torch": dlbridge.to_torch,
+    "copied views": lambda x: dlbridge.from_dlpack(dlbridge.to_numpy(dlbridge.from_dlpack(x)))[1:],
+}
+
+
+@pytest.mark.parametrize("lend", LENDS)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("call", REFUSED)
+def test_memory_is_not_freed_or_moved_under_a_view(
+    call: str, route: str, lend: str, tmp_path: Path, framework: Any
+) -> None:
+    """NumPy alone lets the memory of `np.ndarray(buffer=...)` go."""
+    make, change = REFUSED[call]
+    producer = make(tmp_path)
+    memory = {"BytesIO.close": "getbuffer", "SharedMemory.close": "buf"}.get(call)
+    source = producer if memory is None else getattr(producer, memory)
+    source = source() if callable(source) else source
+    if lend == "to_torch":
+        framework("torch")
+    exchanged = ROUTES[route](source)
+    del source
+    lent = LENDS[lend](exchanged)
+    del exchanged
+    with pytest.raises((BufferError, ValueError)):
+        change(producer)
+    assert np.asarray(lent).shape
+    del lent
+    if call != "ndarray.resize":
+        change(producer)
+
+
+def test_a_memoryview_may_be_released_under_a_view() -> None:
+    memory = memoryview(bytearray(b"\7" * 1000))
+    lent = dlbridge.from_dlpack(memory)
+    memory.release()
+    assert bytes(lent) == b"\7" * 1000
+
+
+LIMITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "ndarray.resize": (lambda: np.zeros(8), lambda x: x.resize(100_000, refcheck=False)),
+    "ctypes.resize": (lambda: (ctypes.c_double * 8)(), lambda x: ctypes.resize(x, 100_000)),
+}
+
+
+@pytest.mark.parametrize("call", LIMITS)
+def test_some_calls_move_memory_unasked(call: str) -> None:
+    """Limits of the producers: they do not look who has the memory, nor could a view stop them."""
+    make, change = LIMITS[call]
+    producer = make()
+    lent = dlbridge.from_dlpack(producer)
+    change(producer)
+    assert lent.data_ptr != dlbridge.from_dlpack(producer).data_ptr
+
+
+# ---- other frameworks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lend", ["from_dlpack", "to_numpy"])
+def test_a_view_of_a_tensorflow_variable_keeps_the_value_of_then(lend: str, framework: Any) -> None:
+    """TensorFlow writes to a buffer only where nobody else has it."""
+    tf = framework("tensorflow")
+    changes: list[Callable[[Any], Any]] = [
+        lambda v: v.assign(tf.zeros(1000)),
+        lambda v: v.assign_add(tf.ones(1000)),
+        lambda v: v.scatter_nd_update([[0]], [1.0]),
+    ]
+    for change in changes:
+        variable = tf.Variable(tf.fill([1000], 7.0))
+        lent = getattr(dlbridge, lend)(variable)
+        change(variable)
+        del variable
+        assert np.all(np.asarray(lent) == 7)
+
+
+@pytest.mark.parametrize("lend", ["from_dlpack", "to_numpy"])
+def test_a_view_of_an_mlx_array_keeps_its_values(lend: str, framework: Any) -> None:
+    """An update makes new memory, and an operation reuses only what nobody else has."""
+    mx = framework("mlx.core")
+    for change in (lambda x: x.__setitem__(slice(None), 9.0), lambda x: x.__iadd__(1)):
+        x = mx.full((1000,), 7.0)
+        mx.eval(x)
+        lent = getattr(dlbridge, lend)(x)
+        change(x)
+        mx.eval(x)
+        del x
+        mx.clear_cache()
+        assert np.all(np.asarray(dlbridge.to_numpy(lent)) == 7)
+
+
+def test_a_mapped_file_of_pyarrow_may_be_closed_under_a_view(
+    framework: Any, tmp_path: Path
+) -> None:
+    pa = framework("pyarrow")
+    (tmp_path / "file").write_bytes(b"\7" * 4096)
+    file = pa.memory_map(str(tmp_path / "file"))
+    lent = dlbridge.from_dlpack(file.read_buffer(100))
+    file.close()
+    assert np.all(np.asarray(lent) == 7)
+
+
+def test_a_resizable_buffer_of_pyarrow_moves_unasked(framework: Any) -> None:
+    """A limit of pyarrow: memoryview(buffer) does not stop it either."""
+    pa = framework("pyarrow")
+    buffer = pa.allocate_buffer(100, resizable=True)
+    lent = dlbridge.from_dlpack(buffer)
+    buffer.resize(1 << 22)
+    assert lent.data_ptr != buffer.address
+
+
+@pytest.mark.subprocess
+def test_a_shared_window_of_mpi4py_is_freed_unasked(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """A limit of MPI: Win.Free frees the memory, whoever has a view."""
+    framework("mpi4py")
+    run_python(
+        """
+        from mpi4py import MPI
+        import dlbridge
+
+        window = MPI.Win.Allocate_shared(4096, comm=MPI.COMM_SELF)
+        lent = dlbridge.from_dlpack(window.tomemory())
+        assert lent.data_ptr == window.tomemory().address
+        window.Free()
+        """
+    ).check()
+
+
+def test_a_tensor_of_dlbridge_has_no_call_that_frees_or_moves_its_memory() -> None:
+    names = set(dir(dlbridge.zeros((3,), "float32")))
+    assert not names & {"close", "data", "delete", "free", "release", "resize", "set_", "resize_"}

@@ -22,6 +22,9 @@ extern PyMethodDef dlb_table_functions[];
 /* ---- numpy.c ---- */
 bool dlb_is_numpy(PyObject *x);
 int dlb_take_numpy(PyObject *array, dlb_view *view);
+/* `keeper` keeps the array, which may be of a subclass; what its memory is in is kept
+ * too. */
+dlb_buffer *dlb_buffer_of_array(PyObject *keeper, PyObject *array);
 /* Of a dtype that NumPy itself does not have; its elements are of whole bytes. */
 int dlb_take_numpy_as(PyObject *array, DLDataType dtype, dlb_view *view);
 PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr);
@@ -54,6 +57,9 @@ int dlb_take(PyObject *x, dlb_view *view);
 /* Whether its objects are tensors of a framework that were taken before; false of
  * classes of users, which may speak a protocol and be something else as well. */
 bool dlb_is_framework_type(PyTypeObject *type);
+/* An object that has the buffer of x, so that x may not give it up; NULL with an error.
+ */
+PyObject *dlb_hold_buffer(PyObject *x);
 /* Let the adapter of this type see it, once; -1: an error that is no Exception. */
 int dlb_meet_type(PyTypeObject *type);
 extern PyMethodDef dlb_take_functions[];

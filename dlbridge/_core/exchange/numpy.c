@@ -58,12 +58,36 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
     return remainders ? DLB_DECLINED : 0;
 }
 
+/* NumPy gives the buffer behind an array back at once, so that a mmap or SharedMemory
+ * may be closed, or a bytearray resized, under it. Such an array is kept together with
+ * the buffer of its base, and these calls are refused. */
+dlb_buffer *dlb_buffer_of_array(PyObject *keeper, PyObject *array) {
+    PyObject *base = PyArray_BASE((PyArrayObject *)array);
+    while (base != NULL && PyArray_Check(base))
+        base = PyArray_BASE((PyArrayObject *)base);
+    if (base == NULL || dlb_is_tensor(base) || !PyObject_CheckBuffer(base) ||
+        PyBytes_Check(base))
+        return dlb_buffer_of_object(keeper);
+    PyObject *held = dlb_hold_buffer(base);
+    if (held == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return NULL;
+        PyErr_Clear();
+        return dlb_buffer_of_object(keeper);
+    }
+    PyObject *both = PyTuple_Pack(2, keeper, held);
+    Py_DECREF(held);
+    dlb_buffer *buffer = both ? dlb_buffer_of_object(both) : NULL;
+    Py_XDECREF(both);
+    return buffer;
+}
+
 int dlb_take_numpy(PyObject *x, dlb_view *view) {
     if (dlb_borrow_numpy(x, &view->dl, &view->flags, view->scratch, DLB_MAX_NDIM) != 0)
         return DLB_DECLINED;
     view->borrowed = (dlb_stream_id){0};
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
-    view->buffer = dlb_buffer_of_object(x);
+    view->buffer = dlb_buffer_of_array(x, x);
     return view->buffer ? 0 : -1;
 }
 

@@ -2,6 +2,7 @@
  * objects are taken by the function found here. */
 #include "exchange/exchange.h"
 #include "cuda/cuda.h"
+#include "python/numpy.h"
 #include "torch/torch.h"
 
 typedef enum { SLOW, TENSOR, NUMPY, TORCH, JAX, TABLE, CAPSULE, BUFFER } take_kind;
@@ -340,6 +341,10 @@ static held_buffer *hold_buffer(PyObject *x, bool is_collectable, Py_ssize_t ndi
     return NULL;
 }
 
+PyObject *dlb_hold_buffer(PyObject *x) {
+    return (PyObject *)hold_buffer(x, false, 0);
+}
+
 /* Whether the buffer is x's own, with all that a memoryview would fill in. */
 static bool is_complete(const Py_buffer *in, PyObject *x) {
     return in->obj == x && in->ndim >= 0 && in->ndim <= PyBUF_MAX_NDIM &&
@@ -411,8 +416,11 @@ static int take_memory(PyObject *x, dlb_view *view) {
     /* A memoryview can be released while a Tensor is over its memory. */
     bool is_own = PyObject_CheckBuffer(x) && !PyMemoryView_Check(x);
     PyObject *keeper = is_own ? take_own_buffer(x, view) : take_memoryview(x, view);
+    PyObject *exporter = PyMemoryView_Check(x) ? PyMemoryView_GET_BASE(x) : x;
+    bool is_array = exporter != NULL && PyArray_Check(exporter);
     if (keeper != NULL)
-        view->buffer = dlb_buffer_of_object(keeper);
+        view->buffer = is_array ? dlb_buffer_of_array(keeper, exporter)
+                                : dlb_buffer_of_object(keeper);
     Py_XDECREF(keeper);
     if (view->buffer == NULL)
         return -1;
@@ -615,7 +623,8 @@ static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
     if (strides == Py_None)
         dlb_row_major_strides(view.dl.ndim, dims, view.scratch);
     view.dl.strides = view.scratch;
-    view.buffer = dlb_buffer_of_object(owner);
+    view.buffer = PyArray_Check(owner) ? dlb_buffer_of_array(owner, owner)
+                                       : dlb_buffer_of_object(owner);
     if (view.buffer == NULL)
         return NULL;
     if (dlb_buffer_track(view.buffer, view.dl.device))
