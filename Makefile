@@ -17,11 +17,17 @@ RECIPE := pyproject.toml setup.py Makefile $(NATIVE)
 
 # A virtual environment in the target's directory, with what it needs and dlbridge in place.
 INTERPRETER = $(PYTHON)
+# The first time it says what it is about to do, and pip shows how far it is.
 define install
+$(if $(wildcard $@),,@echo "$(@D): $(ANNOUNCED)")
 test -x $(@D)/bin/python || $(INTERPRETER) -m venv $(@D)
-$(@D)/bin/python -m pip install -qq --editable $(NEEDS)
+$(@D)/bin/python -m pip install $(if $(wildcard $@),-qq) $(PIP_ARGS) --editable $(NEEDS)
 touch $@
 endef
+ANNOUNCED = installing $(subst ',,$(NEEDS)) and compiling the core.
+FRAMEWORKS_ANNOUNCED := installing dlbridge with NumPy, PyTorch, JAX, TensorFlow, TVM, MLX, PyArrow and MPI: \
+    about 1 GB to download unless pip has it in its cache, 3 GB on disk; where pip finds no CPU build of \
+    PyTorch, another 3 GB of CUDA. Then the core is compiled, in about half a minute.
 
 .PHONY: demo test test-long test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-ulfm test-py314 test-py313t test-py314t test-arm test-gpu gpu-wheels ptx
 .PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel wheels clean
@@ -81,7 +87,10 @@ record: .venv/.test
 
 # ---- environments ----
 
+.venv/.demo .venv/.test .venv-docs/.ready: ANNOUNCED = $(FRAMEWORKS_ANNOUNCED)
 .venv/.demo: NEEDS = '.[all]' $(TORCH) rich
+# Python compiles what the demonstration imports, not all of 3 GB.
+.venv/.demo: PIP_ARGS = --no-compile
 .venv/.test: NEEDS = '.[all,dev]' $(TORCH)
 .venv-core/.ready: NEEDS = '.[test]'
 .venv-mxnet/.ready: NEEDS = '.[test]' numpy==1.23.5 mxnet==1.9.1
@@ -161,7 +170,7 @@ NEEDS_314 := '.[test,jax,mpi,mlx,pyarrow,graph]' apache-tvm-ffi jax-tvm-ffi arra
     graphviz rich optree scipy flatbuffers pip
 .venv-py314/.ready: $(RECIPE)
 	test -x $(@D)/bin/python || $$($(PYTHON) .ci/interpreters.py 3.14) -m venv --without-pip $(@D)
-	$(PYTHON) -m pip --python $(CURDIR)/$(@D)/bin/python install -qq --editable $(NEEDS_314)
+	$(PYTHON) -m pip --python $(CURDIR)/$(@D)/bin/python install $(if $(wildcard $@),-qq) --editable $(NEEDS_314)
 	touch $@
 
 test-py314: .venv-py314/.ready

@@ -1,9 +1,35 @@
-from setuptools import find_packages, setup
+import shutil
+from pathlib import Path
 
-# cffi's hook has no pyproject.toml spelling; include/ is installed as dlbridge/include.
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+HEADERS = sorted(Path("include").glob("*.h"))
+
+
+class BuildWithHeaders(build_py):
+    """Installs include/ as dlbridge/include."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for target, header in zip(self._targets(), HEADERS, strict=True):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(header, target)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return [*super().get_outputs(include_bytecode), *map(str, self._targets())]
+
+    def _targets(self) -> list[Path]:
+        return [Path(self.build_lib, "dlbridge", "include", header.name) for header in HEADERS]
+
+
+# cffi's hook has no pyproject.toml spelling. All packages lie in one folder, and `package_dir` says
+# so: an editable install is then a line in a .pth file, which editors and type checkers can read.
 setup(
     cffi_modules=["dlbridge/_core/build.py:FFI_BUILDER"],
-    packages=[*find_packages(include=["dlbridge", "dlbridge.*"]), "dlbridge.include"],
+    cmdclass={"build_py": BuildWithHeaders},
+    packages=find_packages(include=["dlbridge", "dlbridge.*"]),
     py_modules=["_dlbridge_pytest"],  # outside, so that pytest does not import dlbridge
-    package_dir={"dlbridge.include": "include"},
+    package_dir={"": "."},
 )

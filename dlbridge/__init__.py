@@ -7,8 +7,10 @@ code does not need them.
 
 from importlib import import_module
 from os import environ as _environ
+from sys import modules as _modules
 from typing import TYPE_CHECKING
 
+from dlbridge import checkout as _checkout  # noqa: F401  (first of all)
 from dlbridge import registry as _registry
 from dlbridge._core import ffi, lib, native
 from dlbridge.device import Device, DeviceType
@@ -246,7 +248,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if _environ.get("DLBRIDGE_LEDGER", "0") != "0":
+_is_replaced = _modules[__name__].__dict__ is not globals()  # by `checkout`
+if _environ.get("DLBRIDGE_LEDGER", "0") != "0" and not _is_replaced:
     from dlbridge.check.lifetimes import watch_process as _watch_process
 
     _watch_process()

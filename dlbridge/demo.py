@@ -32,6 +32,8 @@ IMPORTED_FIRST = ("paddle",)  # crashes when TensorFlow was imported before
 
 def run() -> int:
     """Send the tensor round and print each hop; return 0 if every value is right."""
+    names = ", ".join(frameworks.installed())
+    print(f"Importing {names}, which takes some seconds …", flush=True)
     start = make_tensor()
     ring = find_ring()
     print(f"One tensor of {start.size:,} float32 values ({start.nbytes >> 20} MiB) goes round:")

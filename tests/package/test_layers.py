@@ -18,7 +18,7 @@ PACKAGE = ROOT / "dlbridge"
 
 # Low to high. A module imports from its own layer (but in no circle) and from those above it here.
 LAYERS = (
-    ("text",),
+    ("text", "checkout"),
     ("errors",),
     ("files",),
     ("_core",),
