@@ -142,6 +142,7 @@ class Framework:
         wide_types: how 64-bit types are switched on, for texts; "" where there is no switch.
         moves: the device types whose memory dlbridge has only this framework copy and order.
         device_names: its own names of DLPack's device types; empty without device objects.
+        constructed: the dtypes that its import of DLPack lacks, though it may have them.
     """
 
     name: str = ""
@@ -160,6 +161,7 @@ class Framework:
     allocates: bool = False
     wide_types: str = ""
     device_names: ClassVar[dict[int, str]] = {}
+    constructed: ClassVar[dict[tuple[int, int, int], str]] = {}
     moves: ClassVar[frozenset[int]] = frozenset()
 
     def recognises(self, cls: type) -> bool:
@@ -204,11 +206,26 @@ class Framework:
 
     def refusal(self, tensor: native.TensorBase) -> str | None:
         """Return the reason code why `tensor` cannot come here as it is, or None."""
-        return self.limits().refusal(tensor)
+        reason = self.limits().refusal(tensor)
+        if reason == "dtype" and self.is_constructed(tensor):
+            return None if tensor.device.is_host_accessible else "device"
+        return reason
 
     def import_copies(self, tensor: native.TensorBase) -> str | None:
         """Return why the framework's own import copies `tensor`, or None where it shares."""
-        return None
+        return "dtype" if self.is_constructed(tensor) else None
+
+    def is_constructed(self, tensor: native.TensorBase) -> bool:
+        """Tell whether the framework has the dtype, but takes it from NumPy's arrays alone.
+
+        These are read by the framework's own constructor, which copies.
+        """
+        name = self.constructed.get(tensor._dtype_triple)
+        return name is not None and self.constructs(name)
+
+    def constructs(self, name: str) -> bool:
+        """Return whether the installed version makes arrays of a dtype among `constructed`."""
+        return False
 
     def untraced(self) -> Any:
         """Return what tells that no function is traced now; None: arrays are always as they are."""

@@ -423,6 +423,7 @@ def fit(
     if policy.device is not None and import_copies != "device":
         tensor = _to_device(tensor, policy, context, name)
     tensor = _cast(tensor, policy, context, name)
+    import_copies = framework.import_copies(tensor) if framework is not None else None
     if policy.copy is True and context.copied_by is None and import_copies is None:
         tensor = _copy(tensor, "requested", policy, context, name)
     if policy.layout == "contiguous" and not tensor.is_contiguous:

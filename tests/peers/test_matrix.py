@@ -201,7 +201,7 @@ CONSUMERS: dict[str, tuple[Row, ...]] = {
     ),
     "tensorflow": (
         EMPTY,
-        Row("float8", "dtype", fact=22),
+        Row("float8", copied_by="tensorflow", why="dtype"),
         _copied("strided", "strides", 30),
         _copied("misaligned", "alignment", 2),
     ),

@@ -18,6 +18,7 @@ from dlbridge.exchange.adapter import Expressions, Framework, Key, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.jax.streams import compute_stream
 from dlbridge.signals import is_from_handler
+from dlbridge.tensor.values import as_array
 
 _CPU = 1
 _CUDA = 2
@@ -101,7 +102,7 @@ class Jax(Framework):
             23,
             "0.10",
             "cannot re-import its float4",
-            "refused: dtype",
+            "copied by jax.numpy.array",
             "View as uint8, or cast to float8 before the export",
         ),
         Quirk(
@@ -142,6 +143,10 @@ class Jax(Framework):
         address="x.unsafe_buffer_pointer()",
         copied="jax.dlpack.from_dlpack({}, copy=True)",
     )
+    constructed: ClassVar[dict[tuple[int, int, int], str]] = {
+        dtype.DType(name).triple: name
+        for name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e8m0fnu")
+    }
     device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "cuda", 8: "metal", 10: "rocm"}
 
     def recognises(self, cls: type) -> bool:
@@ -259,12 +264,19 @@ class Jax(Framework):
             "XLA_FLAGS=--xla_force_host_platform_device_count=8 makes several",
         )
 
+    def constructs(self, name: str) -> bool:
+        return _constructs(name)
+
     def entry(self, tensor: native.TensorBase | None) -> str:
+        if tensor is not None and self.is_constructed(tensor):
+            return "jax.numpy.array"
         on_cpu = tensor is None or tensor._device_pair[0] == 1
         return "jaxlib capsule" if on_cpu and _jaxlib_functions() else "jax.dlpack.from_dlpack"
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         functions = _jaxlib_functions()
+        if self.is_constructed(tensor):
+            return _constructed(tensor, self.place(policy))
         if functions is not None and tensor._device_pair[0] == 1:
             capsule, device = tensor._capsule(False, 0, True), self.place(policy)
             if device is not None:
@@ -384,6 +396,27 @@ def _one_piece(x: Any) -> Any:
             "exchange its addressable_shards one by one, or gather it first",
         )
     return x.addressable_data(0)
+
+
+@cache
+def _constructs(name: str) -> bool:
+    """Return whether this JAX makes arrays of the dtype `name` of NumPy's, and they are right."""
+    array = np.ones(2, dtype.DType(name).numpy)
+    try:
+        made = sys.modules["jax"].numpy.array(array, copy=True)
+        return bool(made.dtype.name == name and (np.asarray(made) == array).all())
+    except Exception as error:  # whatever fails: there is no such dtype here
+        if is_from_handler(error):
+            raise
+        return False
+
+
+def _constructed(tensor: native.TensorBase, device: Any) -> Any:
+    """Return a copy made by JAX's own constructor, on a CPU device."""
+    if device is None and _default_device().platform != "cpu":
+        device = _cpu()
+    array = as_array(tensor, "to_jax").view(tensor.dtype.numpy)
+    return sys.modules["jax"].numpy.array(array, copy=True, device=device)
 
 
 @cache

@@ -6,6 +6,8 @@ import sys
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.dtype import DType
@@ -14,6 +16,7 @@ from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.signals import is_from_handler
+from dlbridge.tensor.values import as_array
 
 _CPU = 1
 _DTYPES = [
@@ -126,6 +129,13 @@ class TensorFlow(Framework):
         values="x.numpy()",
         address="address(x)",
     )
+    constructed: ClassVar[dict[tuple[int, int, int], str]] = {
+        DType(name).triple: name
+        for name in (
+            *("int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e4m3b11fnuz"),
+            *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+        )
+    }
     device_names: ClassVar[dict[int, str]] = {1: "CPU", 2: "GPU"}
 
     def recognises(self, cls: type) -> bool:
@@ -165,6 +175,8 @@ class TensorFlow(Framework):
                 f"from_dlpack: {protocol.describe(x)} is symbolic: it has no memory outside of "
                 "its graph; call dlbridge outside of tf.function",
             )
+        if x.dtype.name in self.constructed.values():
+            return _take_values(x, policy, context)
         if x.dtype.name not in _EXPORTED:
             raise ExchangeError(
                 "dtype", f"from_dlpack: TensorFlow cannot export {x.dtype.name} through DLPack"
@@ -203,15 +215,23 @@ class TensorFlow(Framework):
             )
         return name
 
+    def constructs(self, name: str) -> bool:
+        return _constructs(name)
+
     def entry(self, tensor: native.TensorBase | None) -> str:
-        return "TensorFlow capsule"
+        is_constructed = tensor is not None and self.is_constructed(tensor)
+        return "tf.constant" if is_constructed else "TensorFlow capsule"
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
+        name = self.place(policy) or _device_in_scope()
+        if self.is_constructed(tensor):
+            array = as_array(tensor, "to_tensorflow").view(tensor.dtype.numpy)
+            return _placed(_constant(array), name)
         capsule = tensor._capsule(False, 0, True)
         made = self.import_module().experimental.dlpack.from_dlpack(capsule)
         if tensor._device_pair[0] != _CPU:
             return made
-        return _placed(made, self.place(policy) or _device_in_scope())
+        return _placed(made, name)
 
     # ---- names of dtypes and devices ----
 
@@ -227,6 +247,38 @@ class TensorFlow(Framework):
     def make_device(self, kind: str, number: int) -> Any:
         self.import_module("Device.to")
         return f"/device:{kind}:{number}"
+
+
+def _take_values(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+    """Take a tensor of a dtype that TensorFlow exports as a NumPy array alone, a copy."""
+    if policy.copy is False:
+        raise ExchangeError(
+            "dtype",
+            f"from_dlpack: TensorFlow exports {x.dtype.name} only by a copy, and copy=False "
+            "forbids it",
+        )
+    array = context.copying("tensorflow", "dtype", lambda: np.array(x.numpy()))
+    return protocol.take_array(array, policy, context)
+
+
+def _constant(array: Any) -> Any:
+    """Return an eager tensor with the values of an array, which TensorFlow copies."""
+    tensorflow: Any = sys.modules["tensorflow"]
+    with tensorflow.init_scope(), tensorflow.device("/CPU:0"):
+        return tensorflow.constant(array)
+
+
+@cache
+def _constructs(name: str) -> bool:
+    """Return whether this TensorFlow makes tensors of the dtype `name` of NumPy's."""
+    array = np.ones(2, DType(name).numpy)
+    try:
+        made = _constant(array)
+        return bool(made.dtype.name == name and (made.numpy() == array).all())
+    except Exception as error:  # whatever fails: there is no such dtype here
+        if is_from_handler(error):
+            raise
+        return False
 
 
 def is_keras_variable(cls: type) -> bool:

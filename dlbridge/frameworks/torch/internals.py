@@ -367,7 +367,9 @@ def _lends_memory(torch: Any) -> bool:
             and not own.untyped_storage().resizable()
             and all(_keeps_while_held(torch, first) for first in (0, 1))
         )
-    except Exception:  # noqa: BLE001  (the table remains)
+    except Exception as error:  # the table remains
+        if is_from_handler(error):
+            raise
         return False
 
 
