@@ -77,6 +77,8 @@ FUZZED := $(addprefix tests/,exchange/test_stress.py tensor/test_views.py graph/
 nightly:
 	$(MAKE) fuzz FUZZ='--seconds 600'
 	$(MAKE) thorough
+	DLBRIDGE_GRAPHS=6000 DLBRIDGE_GRAPHS_SEED=$$(date +%j) .venv/bin/python -m pytest --ring=all \
+	    --timeout=7200 tests/graph/test_op_recipes.py
 	$(MAKE) test-core PYTEST_ARGS=--ring=rest
 	DLBRIDGE_NESTED_SEED=$$(date +%j) $(MAKE) nested
 	$(MAKE) mutants SEED=$$(date +%j)

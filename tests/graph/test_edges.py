@@ -208,6 +208,14 @@ def test_squares_of_integers_do_not_overflow_in_a_norm(framework: str) -> None:
     assert (found, found.dtype) == (1482910, np.int32)
 
 
+def test_the_sum_of_sparse_tensors_keeps_nan() -> None:
+    indices, shape = np.array([[0], [1]]), np.array([3])
+    inputs = [indices, f32(NAN, 1), shape, indices, f32(2, -1), shape, np.float32(0.5)]
+    found, values, _ = computed("SparseAdd", inputs, "numpy")
+    assert found.tolist() == [[0]]
+    assert np.isnan(values).all()
+
+
 # ---- integers ------------------------------------------------------------------------------------
 
 
@@ -249,6 +257,40 @@ def test_a_sparse_integer_divided_by_zero_is_refused(framework: str) -> None:
     inputs = [np.array([[0]]), i32(1), np.array([2]), i32(1, 0)]
     with pytest.raises(tf.errors.InvalidArgumentError, match="Integer division by zero"):
         computed("SparseDenseCwiseDiv", inputs, framework)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_nothing_is_divided_by_zero(framework: str) -> None:
+    nothing = np.zeros((3, 0), np.int32)
+    for op in ("Div", "FloorDiv", "TruncateDiv", "FloorMod", "Mod", "TruncateMod"):
+        assert computed(op, [nothing, i32(0)], framework)[0].shape == (3, 0)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_difference_of_the_tolerance_is_approximately_equal(framework: str) -> None:
+    (found,) = computed(
+        "ApproximateEqual", [f32(1.25, 0.25, 2), f32(3, 0.75, 2.5)], framework, tolerance=0.5
+    )
+    assert found.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_digamma_of_zero_is_not_a_number(framework: str) -> None:
+    (found,) = computed("Digamma", [f32(0, 1)], framework)
+    assert np.isnan(found).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_einsum_adds_up_integers_of_each_operand(framework: str) -> None:
+    operands = [i32([1, 2], [3, 4]), i32(2**31 - 1, 1)]
+    (found,) = computed("Einsum", [operands], framework, equation=b"ij,j->")
+    assert (int(found), found.dtype) == (2, np.int32)  # 4 * (2**31 - 1) + 6, modulo 2**32
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_diagonal_of_a_matrix_without_rows_is_set(framework: str) -> None:
+    inputs = [np.zeros((2, 0, 3), np.float32), np.zeros((2, 0), np.float32)]
+    assert computed("MatrixSetDiag", inputs, framework)[0].shape == (2, 0, 3)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

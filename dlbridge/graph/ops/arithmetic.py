@@ -82,9 +82,10 @@ _COMMUTATIVE = {"AddV2", "Mul", "SquaredDifference"}
 
 
 def _sum(c: Inference) -> Shapes:
-    """All operands have one shape."""
-    dims = c.dims(0)
-    for i in range(1, len(c.inputs)):
+    """All operands have one shape, which an attribute may say as well."""
+    given = c.attrs.get("shape")
+    dims = None if given is None else given.dims
+    for i in range(len(c.inputs)):
         dims = merge(dims, c.dims(i), c)
     return [dims]
 

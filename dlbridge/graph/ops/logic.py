@@ -129,7 +129,7 @@ def logical_xor(x: Any, y: Any, name: str = "LogicalXor") -> Tensor:
 
 
 def approximate_equal(x: Any, y: Any, tolerance: float = 1e-5, name: str | None = None) -> Tensor:
-    """Return whether x and y differ by less than a tolerance, element by element.
+    """Return whether x and y differ by at most a tolerance, element by element.
 
     Args:
         x, y: Tensors of numbers, or what becomes one, of one dtype and one shape: nothing is

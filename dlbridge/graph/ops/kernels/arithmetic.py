@@ -71,7 +71,8 @@ def _of_nonzero(function: Function, node: Node, context: Context) -> Function:
         return function
 
     def checked(x: Any, y: Any) -> Any:
-        check(y)
+        if 0 not in x.shape:  # else nothing is divided
+            check(y)
         return function(x, y)
 
     return checked

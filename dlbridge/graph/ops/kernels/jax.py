@@ -98,8 +98,8 @@ def unsorted_segment_sum(node: Node, context: Context) -> Function:
 
     def reduce(data: Any, identifiers: Any, number: Any) -> Any:
         count, rank = int(number), identifiers.ndim
-        rows = data.reshape(-1, *data.shape[rank:])
         flat = identifiers.reshape(-1)
+        rows = data.reshape(flat.shape[0], *data.shape[rank:])
         out = jnp.zeros((count, *data.shape[rank:]), data.dtype)
         return out.at[jnp.where(flat < 0, count, flat)].add(rows, mode="drop")
 

@@ -140,6 +140,8 @@ def set_diagonal(node: Node, context: Context) -> Function:
         mask = context.asarray(np.eye(rows, columns, dtype=bool))
         # The diagonal stands in every row, at the column it belongs to; wider elements are masked.
         side = min(columns, rows)
+        if not side:
+            return x
         row = diagonal[..., None, :]
         if side < columns:
             blank = xp.zeros_like(x[..., :1, side:])

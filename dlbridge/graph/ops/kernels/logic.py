@@ -48,7 +48,7 @@ def equal(node: Node, context: Context) -> Function:
 
 @kernel("ApproximateEqual")
 def approximately_equal(node: Node, context: Context) -> Function:
-    """Whether two numbers differ by less than the tolerance."""
+    """Whether two numbers differ by at most the tolerance."""
     xp = context.xp
     kind, wanted = element(node).real_dtype, node.attrs["tolerance"]
     if kind.is_integer:
@@ -61,7 +61,7 @@ def approximately_equal(node: Node, context: Context) -> Function:
                 f"Inputs must be of the same size and shape: {list(x.shape)} and {list(y.shape)}",
                 node,
             )
-        return xp.less(xp.abs(xp.subtract(x, y)), tolerance)
+        return xp.less_equal(xp.abs(xp.subtract(x, y)), tolerance)
 
     return compare
 

@@ -26,7 +26,11 @@ def batch_norm(node: Node, context: Context) -> Function:
         if not attrs["is_training"] or attrs["exponential_avg_factor"] != 1:
             require_shape(mean, (channels,), node, "mean")
             require_shape(variance, (channels,), node, "variance")
-        out = normalise(x, scale, offset, mean, variance)
+        if 0 in x.shape:  # the statistics of no images are NaN, the reserves zero
+            unknown, zero = xp.full_like(scale, xp.nan), xp.zeros_like(scale)
+            out = x, unknown, unknown, zero, zero
+        else:
+            out = normalise(x, scale, offset, mean, variance)
         if not third:
             return out
         return (*out, xp.zeros((0,), dtype=scale.dtype, device=context.device))
@@ -66,9 +70,6 @@ def _trained(node: Node, context: Context) -> Function:
         count = 1
         for dimension in others:
             count *= x.shape[dimension]
-        if not count:  # the statistics of no images are NaN, the reserves zero
-            unknown, zero = xp.full_like(scale, xp.nan), xp.zeros_like(scale)
-            return x, unknown, unknown, zero, zero
         own_mean = xp.mean(x, axis=others)
         centred = x - across(own_mean)
         own_variance = xp.mean(centred * centred, axis=others)

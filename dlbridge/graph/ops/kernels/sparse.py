@@ -224,7 +224,7 @@ def add(node: Node, context: Context) -> Callable[..., Any]:
         _, first, place = np.unique(flat, return_index=True, return_inverse=True)
         total = np.zeros(len(first), a.dtype)
         np.add.at(total, place, np.concatenate([a, b]))
-        kept = np.abs(total) >= threshold
+        kept = ~(np.abs(total) < threshold)  # NaN stays
         return indices[first][kept], total[kept], a_shape
 
     return run

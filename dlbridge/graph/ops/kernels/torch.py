@@ -21,6 +21,7 @@ from dlbridge.graph.ops.kernels import (
 )
 from dlbridge.graph.ops.kernels.arithmetic import bit_count, clamped_shift
 from dlbridge.graph.ops.kernels.generate import extents
+from dlbridge.graph.ops.kernels.linear import contraction
 from dlbridge.graph.ops.kernels.reduce import logsumexp_scan
 from dlbridge.graph.ops.kernels.slicing import selector
 from dlbridge.graph.ops.windows import Axis
@@ -62,7 +63,6 @@ _FUNCTIONS = {
     "Erfinv": torch.erfinv,
     "Ndtri": torch.special.ndtri,
     "Lgamma": torch.lgamma,
-    "Digamma": torch.digamma,
     "Floor": torch.floor,
     "Ceil": torch.ceil,
     "Rint": torch.round,
@@ -146,6 +146,12 @@ def conjugate(node: Node, context: Context) -> Function:
 def round_(node: Node, context: Context) -> Function:
     """Integers are round."""
     return (lambda x: x) if element(node).is_integer else torch.round
+
+
+@kernel("Digamma", framework="torch")
+def digamma(node: Node, context: Context) -> Function:
+    """NaN at 0, as at the negative integers; PyTorch has infinities there."""
+    return lambda x: torch.where(x == 0, torch.nan, torch.digamma(x))
 
 
 @kernel("LeftShift", framework="torch")
@@ -233,6 +239,20 @@ def _backwards(walk: slice) -> slice:
 
 
 # ---- linear algebra ------------------------------------------------------------------------------
+
+
+@kernel("Einsum", framework="torch")
+def einsum(node: Node, context: Context) -> Function:
+    """Integers are added up in int64, as PyTorch does itself, and then refuses the next product."""
+    kind = element(node)
+    if not kind.is_integer:
+        return contraction(node, context, torch.einsum)
+    dtype = context.dtype(kind)
+
+    def product(text: str, *arrays: Any) -> Any:
+        return torch.einsum(text, *[each.to(torch.int64) for each in arrays]).to(dtype)
+
+    return contraction(node, context, product)
 
 
 @kernel("Cholesky", framework="torch")
