@@ -90,6 +90,7 @@ class Streams:
     def open(self, trial: Any = lambda _: True) -> None:
         """Let dlbridge take tensors of CUDA directly, if `trial` says so."""
         assert internals.guard_is_open()
+        assert internals.shim_lacks() is None  # or the first operator would open torch's own
         assert native.torch_stream_open(self.path)
         native.torch_direct_cuda(*internals.words(torch, "CUDA"), trial)
         self._open_operators(self.path)
