@@ -5,6 +5,7 @@ dlbridge demo         send a tensor round the ring of installed frameworks and b
 dlbridge doctor       show what is installed, what is broken, and known defects with advice
 dlbridge inspect      show what a tensor's capsules and its exchange table say
 dlbridge matrix       exchange tensors between all frameworks and show what arrives
+dlbridge prove        find out whether the installed torch takes the fastest path
 dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
 dlbridge version      print the versions of dlbridge and of the DLPack standard it speaks
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from dlbridge import frameworks
 from dlbridge._core import lib
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import is_capsule
 from dlbridge.files import write_file
@@ -74,6 +75,11 @@ def make_parser() -> argparse.ArgumentParser:
     add_matrix(commands)
     table = add(commands, "frameworks", show_frameworks, "list the frameworks")
     table.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    status = "1 if it is not proved, else 0"
+    text = "find out whether the installed torch takes the fastest path"
+    proved = add(commands, "prove", show_proof, text, status)
+    proved.add_argument("framework", choices=["torch"])
+    text = "print the versions of dlbridge and of DLPack"
     add(commands, "demo", show_demo, "send a tensor round the installed frameworks and back")
     add(commands, "version", show_version, text)
     return parser
@@ -166,6 +172,16 @@ def show_demo(options: argparse.Namespace) -> int:  # noqa: ARG001
     from dlbridge import demo  # `dlbridge version` must not load what a demo loads
 
     return demo.run()
+
+
+def show_proof(options: argparse.Namespace) -> int:
+    """Prove the installed version of a framework, which takes a minute."""
+    try:
+        print(adapter.adapter(options.framework).prove())
+    except DLBridgeError as error:
+        print(f"dlbridge: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def show_version(options: argparse.Namespace) -> int:  # noqa: ARG001

@@ -299,10 +299,10 @@ def proved_torch() -> None:
     """Skip where torch is of a version whose insides were not proved: its calls are not direct."""
     if importlib.util.find_spec("torch") is None:
         return
-    from dlbridge.frameworks.torch import internals
+    from dlbridge.frameworks.torch import proofs
 
-    if internals.proof() is None:
-        pytest.skip(f"the installed torch is not one of {', '.join(internals.PROVED)} on x86-64")
+    if proofs.proof() is None:
+        pytest.skip(f"the installed torch is not one of {', '.join(proofs.PROVED)} on x86-64")
 
 
 @pytest.fixture(scope="session")

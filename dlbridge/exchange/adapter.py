@@ -268,6 +268,17 @@ class Framework:
         """Return which path its tensors take in the installed version, where there are several."""
         return ""
 
+    def prove(self) -> str:
+        """Find out in another process whether the fastest path holds for the installed version.
+
+        Returns:
+            One sentence: it does, from now on.
+
+        Raises:
+            DLBridgeError: it does not, or nothing of this framework needs a proof.
+        """
+        raise ArgumentError(f"prove: every version of {self.name} takes the same path")
+
     def start(self, converter: native.Converter) -> None:
         """Open the C path of `to_<name>` where there is one; called once, after the import."""
 

@@ -76,6 +76,21 @@ def find(key: str, suffix: str, folder: Path | None = None) -> Path | None:
     return None
 
 
+def read_kept(key: str, suffix: str) -> bytes | None:
+    """Return the contents of an entry, if the directory is there and only this user's, or None.
+
+    Nothing is made, and nobody is warned: it is asked for what may well not be there.
+    """
+    path = cache_path()
+    try:
+        if path is None or not path.is_dir() or why_not_private(path) is not None:
+            return None
+        found = find(key, suffix, path)
+    except OSError:
+        return None
+    return None if found is None else read_own(found)
+
+
 def _keep(folder: Path, key: str, suffix: str, make: Callable[[Path], bytes]) -> Path:
     with tempfile.TemporaryDirectory(
         prefix=".compile-", dir=folder, ignore_cleanup_errors=True

@@ -186,10 +186,10 @@ TORCH = """
     import sys, weakref
     import numpy as np, torch
     import dlbridge
-    from dlbridge.frameworks.torch import internals
+    from dlbridge.frameworks.torch import internals, proofs
 
     if sys.argv[1] == "general":
-        internals.PROVED.clear()
+        proofs.PROVED.clear()
     elif not internals.guard_is_open():
         print("skipped")
         sys.exit()

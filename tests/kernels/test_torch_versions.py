@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +14,9 @@ torch = pytest.importorskip("torch")
 
 from dlbridge._core import native  # noqa: E402
 from dlbridge.exchange import adapter  # noqa: E402
-from dlbridge.frameworks.torch import internals  # noqa: E402
+from dlbridge.frameworks.torch import internals, proofs, proving  # noqa: E402
 
-is_proved = internals.proof() is not None
+is_proved = proofs.proof() is not None
 PROVED = pytest.mark.skipif(not is_proved, reason="the direct path was not proved for this torch")
 
 # Forces another version before dlbridge sees torch, and has every probe of memory fail loudly.
@@ -28,7 +31,7 @@ OTHER_VERSION = """
     for name in ("torch_guard_open", "torch_direct_open", "torch_memory_open", "torch_op_open"):
         setattr(native, name, refuse)
     import dlbridge
-    from dlbridge.frameworks.torch import internals
+    from dlbridge.frameworks.torch import internals, proofs
 """
 
 
@@ -42,13 +45,13 @@ def test_on_a_proved_version_the_direct_path_is_active() -> None:
 
 
 def test_builds_of_a_version_share_its_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    for release, proof in internals.PROVED.items():
+    for release, proof in proofs.PROVED.items():
         for build in ("", "+cpu", "+cu130"):
             monkeypatch.setattr(torch, "__version__", release + build)
-            assert internals.proof() is proof
+            assert proofs.proof() is proof
     for text in ("2.13.1", "2.13.0a0", "2.14.0+cpu", "2.1.2"):
         monkeypatch.setattr(torch, "__version__", text)
-        assert internals.proof() is None
+        assert proofs.proof() is None
 
 
 @pytest.mark.full
@@ -57,7 +60,7 @@ def test_a_proof_is_for_the_processor_it_was_found_on(run_python: Callable[..., 
         import platform
         platform.machine = lambda: "aarch64"
         import numpy, torch, dlbridge
-        from dlbridge.frameworks.torch import internals
+        from dlbridge.frameworks.torch import internals, proofs
         x = torch.arange(6.0)
         assert dlbridge.from_dlpack(x).data_ptr == x.data_ptr()
         assert dlbridge.to_torch(numpy.arange(3)).tolist() == [0, 1, 2]
@@ -70,7 +73,7 @@ def test_a_proof_is_for_the_processor_it_was_found_on(run_python: Callable[..., 
 @PROVED
 def test_words_that_lie_elsewhere_close_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build of a proved version with another layout is noticed before anything relies on it."""
-    found = internals.proof()
+    found = proofs.proof()
     assert found is not None
     sample = torch.ones(2)
     assert internals._agrees(torch, found, sample)
@@ -122,8 +125,9 @@ def test_on_another_version_exchange_takes_the_general_path(
     print(internals.path())
     """
     )
-    proved = ", ".join(internals.PROVED)
-    assert run_python(code).check().strip() == f"general: 99.1.0 is not one of {proved}"
+    proved = ", ".join(proofs.PROVED)
+    said = run_python(code).check()
+    assert said.startswith(f"general: 99.1.0 is not one of {proved}; `python -m dlbridge prove")
 
 
 @pytest.mark.subprocess
@@ -175,3 +179,93 @@ def test_on_another_version_kernels_take_the_general_path(run_python: Callable[.
     """
     )
     assert run_python(code).check().strip() == "done"
+
+
+# ---- proofs of this machine ----------------------------------------------------------------------
+
+UNKNOWN = """
+    import torch
+    from dlbridge.frameworks.torch import proofs
+
+    proofs.PROVED.clear()
+"""
+
+
+@PROVED
+@pytest.mark.subprocess
+@pytest.mark.timeout(400)
+def test_an_unknown_version_is_proved_by_a_command(
+    run_python: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where words lie is found, tried and kept; from then on the direct path is open."""
+    monkeypatch.setenv("DLBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
+    look = (
+        UNKNOWN + "    from dlbridge.frameworks.torch import internals\n    print(internals.path())"
+    )
+    before = run_python(look).check()
+    assert before.startswith("general")
+    assert "python -m dlbridge prove torch" in before
+    assert not (tmp_path / "cache").exists(), "to look must not make a folder"
+    prove = (
+        f"{UNKNOWN}\n    from dlbridge import cli\n    assert cli.main(['prove', 'torch']) == 0\n"
+    )
+    said = run_python(prove).check()
+    assert f"torch {proofs.release()} is proved" in said
+    assert run_python(look).check().strip() == "direct"
+    (kept,) = (tmp_path / "cache").glob("torch-*.proof")
+    kept.write_bytes(kept.read_bytes().replace(b"168", b"160").replace(b"176", b"160"))
+    assert run_python(look).check().startswith("general"), "a file that was changed is none"
+
+
+@PROVED
+def test_the_places_that_a_proof_finds_are_those_of_the_table() -> None:
+    assert proving.find_places(torch) == proofs.PROVED[proofs.release()].places
+
+
+@PROVED
+@pytest.mark.parametrize("holds", proving.PROMISES, ids=lambda holds: holds.__name__)
+def test_every_promise_of_a_proof_holds_here(holds: Callable[[Any], bool]) -> None:
+    assert holds(torch), holds.__doc__
+
+
+def test_a_proof_is_known_by_the_build_ids_of_torchs_libraries(tmp_path: Path) -> None:
+    build = proofs.build_id()
+    assert build is not None
+    assert len(build.split()) == len(proofs.SYMBOLS)
+    shown = subprocess.run(
+        ["readelf", "-n", Path(torch.__file__).parent / "lib/libc10.so"],
+        capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+    assert f"Build ID: {build.split()[1]}" in shown or not shown
+    other = tmp_path / "other"
+    for contents in (b"", b"\x7fELF", b"\x7fELF\2\1" + bytes(58), b"no library" * 20):
+        other.write_bytes(contents)
+        assert proofs._read_build_id(other) is None
+
+
+@PROVED
+@pytest.mark.subprocess
+def test_a_version_that_is_otherwise_is_not_proved(
+    run_python: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash of the child, or a promise that does not hold, is an answer, and nothing is kept."""
+    monkeypatch.setenv("DLBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
+    for body, why in (("import os; os.abort()", "status -6"), ("raise SystemExit('x')", "x")):
+        child = tmp_path / "child.py"
+        child.write_text(body)
+        said = run_python(
+            f"""
+            import sys
+            from dlbridge.errors import DLBridgeError
+            from dlbridge.frameworks.torch import proving
+            proving.__name__ = "child"
+            sys.path.insert(0, {str(tmp_path)!r})
+            try:
+                proving.prove()
+            except DLBridgeError as error:
+                print(error)
+            """,
+            PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+        ).check()
+        assert said.strip().endswith(f"is not proved: {why}")
+        assert not list((tmp_path / "cache").glob("torch-*"))

@@ -256,11 +256,11 @@ def test_every_way_that_a_framework_names_is_tried() -> None:
 def test_torch_lends_and_allocates_without_its_dispatcher(framework: Any) -> None:
     """Of a proved version; on any other the path says why not, and C reads no memory."""
     torch = framework("torch")
-    from dlbridge.frameworks.torch import internals
+    from dlbridge.frameworks.torch import internals, proofs
 
     x = torch.ones(SIZE)
     path = internals.path()
-    if internals.proof() is None:
+    if proofs.proof() is None:
         assert path.startswith("general: ")
         assert native.torch_allocate((2, 3), (2, 32, 1)) is None
         return
@@ -292,12 +292,12 @@ def test_exchange_tables_serve(name: str, framework: Any) -> None:
 
 def test_the_torch_of_the_tests_is_one_of_those_proved() -> None:
     """With another one all of the above would be skipped, as the general path is right there."""
-    from dlbridge.frameworks.torch import internals
+    from dlbridge.frameworks.torch import proofs
 
     makefile = Path(__file__).resolve().parents[2] / "Makefile"
     pinned = re.search(r"^TORCH := torch==(\S+)$", makefile.read_text(), re.MULTILINE)
     assert pinned is not None
-    assert pinned[1] in internals.PROVED
+    assert pinned[1] in proofs.PROVED
 
 
 def test_our_own_tensor_offers_an_exchange_table() -> None:
@@ -324,7 +324,7 @@ def test_runs_of_small_torch_tensors_stay_in_c(framework: Any) -> None:
     torch = framework("torch")
     import dlbridge.graph as tf
     from dlbridge.execution.backend import backend
-    from dlbridge.frameworks.torch import internals
+    from dlbridge.frameworks.torch import proofs
 
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [None])
@@ -333,12 +333,12 @@ def test_runs_of_small_torch_tensors_stay_in_c(framework: Any) -> None:
     trace = tf.Trace()
     session.run(total, {x: np.ones(SIZE)}, trace=trace)
     loops = [event["args"]["loops"] for event in trace.events if "loops" in event["args"]]
-    assert loops == ([] if internals.proof() is None else [True])
+    assert loops == ([] if proofs.proof() is None else [True])
     add = ((np.add, (0, 1)),)
     kind = np.dtype("f4")
     run = native.Loops((kind, kind), add, (2,), single=True, small_torch=backend("torch").small)
     y = torch.ones(SIZE)
-    assert run.takes(y, y) == (internals.proof() is not None)
+    assert run.takes(y, y) == (proofs.proof() is not None)
     assert not functions_entered(lambda: run(y, y))
 
 
@@ -417,8 +417,8 @@ def paths() -> dict[str, str]:
 
 def test_the_table_of_frameworks_shows_the_paths(paths: dict[str, str], framework: Any) -> None:
     framework("torch")
-    from dlbridge.frameworks.torch import internals
+    from dlbridge.frameworks.torch import proofs
 
-    expected = "direct" if internals.proof() is not None else "general: "
+    expected = "direct" if proofs.proof() is not None else "general: "
     assert paths["torch"].startswith(expected)
     assert paths["numpy"] == ""  # there is only one

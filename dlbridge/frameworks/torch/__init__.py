@@ -205,6 +205,11 @@ class Torch(Framework):
     def path(self) -> str:
         return internals.path()
 
+    def prove(self) -> str:
+        from dlbridge.frameworks.torch import proving  # which wraps kernels
+
+        return proving.prove()
+
     def stream(self, device: int) -> int:
         """Return torch's current stream on a CUDA device."""
         torch = self.import_module()

@@ -1,11 +1,10 @@
-"""Everything that knows torch's insides, behind the table of versions that it was proved for.
+"""Everything that knows torch's insides, behind the proofs of `proofs`.
 
 Two questions are answered in C. May the exchange table export a tensor's memory as it is? And may a
 kernel be called with it without torch's dispatcher? Both answers rest on C++ symbols by their
-mangled names and on the places of words in torch's objects, which no header promises. `PROVED` has
-them for each version with which the tests of the direct path passed. On any other version nothing
-of this file is used: the public exchange table, torch.library and the dispatcher serve, and no
-memory is read to find things out.
+mangled names and on the places of words in torch's objects, which no header promises. A proof has
+them. On any version without one nothing of this file is used: the public exchange table,
+torch.library and the dispatcher serve, and no memory is read to find things out.
 
 On a proved version all is still tried before it is relied on, on tensors and modes of every kind,
 since the same version may be built in another way. Any surprise closes the direct path.
@@ -16,110 +15,24 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
-import platform
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.exchange import protocol
+from dlbridge.frameworks.torch import proofs
 from dlbridge.signals import is_from_handler
 
 _CUDA = 2  # kDLCUDA
 _LEGACY = 1  # the legacy default stream, which torch calls 0
-
-# ---- the table of versions -----------------------------------------------------------------------
-
-
-class Places(NamedTuple):
-    """Where words lie, in bytes from the beginning of their object.
-
-    Attributes:
-        tensor: in a torch.Tensor, its at::Tensor, a pointer to a TensorImpl.
-        keys, storage: in a TensorImpl, its word of dispatch keys and the pointer to a StorageImpl.
-        data, deleter, context, nbytes, resizable: in a StorageImpl, the address of its memory, the
-            function that frees it and its argument, the size, and a byte: whether it may change.
-    """
-
-    tensor: int
-    keys: int
-    storage: int
-    data: int
-    deleter: int
-    context: int
-    nbytes: int
-    resizable: int
-
-
-class Proof(NamedTuple):
-    """The facts proved for one version of torch: where words lie, and which symbols there are."""
-
-    places: Places
-    symbols: dict[str, tuple[str, ...]]  # library -> mangled names
-
-
-_SYMBOLS = {
-    "torch_cpu": (
-        "_ZN2at12hasCallbacksEv",
-        "_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE",
-        "_ZN2at4impl27torch_function_mode_enabledEv",
-        "_ZN2at6native12is_inferenceERKNS_6TensorE",
-        "_ZN2at6native14_is_zerotensorERKNS_6TensorE",
-        "_ZN2at6native6is_negERKNS_6TensorE",
-        "_ZN2at6native7is_conjERKNS_6TensorE",
-        "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
-    ),
-    "c10": (
-        "_ZN3c104impl26raw_local_dispatch_key_setE",
-        "_ZN3c108GradMode10is_enabledEv",
-        "_ZN3c1013InferenceMode10is_enabledEv",
-        "_ZN3c1019UndefinedTensorImpl10_singletonE",
-        "_ZNK3c1010TensorImpl13requires_gradEv",
-        "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE",
-    ),
-    "torch_python": ("_Z16THPVariable_WrapRKN2at10TensorBaseE",),
-}
-
-PROCESSOR = "x86_64"
-_PLACES = Places(16, 168, 16, 16, 24, 32, 48, 57)
-_EARLIER = _PLACES._replace(keys=176)
-PROVED = {
-    "2.10.0": Proof(_EARLIER, _SYMBOLS),
-    "2.11.0": Proof(_EARLIER, _SYMBOLS),
-    "2.12.0": Proof(_EARLIER, _SYMBOLS),
-    "2.13.0": Proof(_PLACES, _SYMBOLS),
-    "2.14.1": Proof(_PLACES, _SYMBOLS),
-    "2.15.0": Proof(_PLACES, _SYMBOLS),
-}
-
-
-def proof() -> Proof | None:
-    """Return what was proved for the torch that is installed; None: only its public functions.
-
-    A build for another accelerator, "2.13.0+cu130", has the same insides as "2.13.0". What holds on
-    one processor need not hold on another one.
-    """
-    return PROVED.get(_release()) if platform.machine() == PROCESSOR else None
-
-
-def _release() -> str:
-    torch = sys.modules.get("torch")
-    found = str(torch.__version__) if torch is not None else version("torch")
-    return found.partition("+")[0]
-
-
-def _unproved() -> str:
-    if platform.machine() != PROCESSOR:
-        return f"{platform.machine()} is not {PROCESSOR}"
-    return f"{_release()} is not one of {', '.join(PROVED)}"
 
 
 def path() -> str:
@@ -127,8 +40,8 @@ def path() -> str:
 
     torch is not imported for it: before it is, the table of versions tells.
     """
-    if proof() is None:
-        return f"general: {_unproved()}"
+    if proofs.proof() is None:
+        return f"general: {proofs.why_unproved()}"
     if "torch" in sys.modules and not direct_is_open():
         return "general: torch is not as it was proved"
     return "direct"
@@ -143,7 +56,7 @@ def direct_is_open() -> bool:
 @functools.cache
 def guard_is_open() -> bool:
     """Return whether the core can tell by itself which tensors the exchange table may export."""
-    if proof() is None:
+    if proofs.proof() is None:
         return False
     answers: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in, tracing included.
@@ -154,7 +67,7 @@ def guard_is_open() -> bool:
 
 
 def _open_guard() -> bool:
-    found = proof()
+    found = proofs.proof()
     torch: Any = sys.modules["torch"]
     sample = torch.ones(2, device="cpu")
     libraries = _library("torch_cpu"), _library("c10")
@@ -172,13 +85,13 @@ def _open_guard() -> bool:
     )
 
 
-def _agrees(torch: Any, found: Proof, sample: Any) -> bool:
+def _agrees(torch: Any, found: proofs.Proof, sample: Any) -> bool:
     """Compare words of a tensor with what torch itself says of them, at the proved places only."""
     places = found.places
     if places.tensor + 8 > type(sample).__basicsize__ or not _has_symbols(found):
         return False
     word = ctypes.c_uint64.from_address
-    _, keys, storage, data, nbytes = _describe_words(torch, sample)
+    _, keys, storage, data, nbytes = describe_words(torch, sample)
     impl = sample._cdata
     return (
         word(id(sample) + places.tensor).value == impl
@@ -189,7 +102,7 @@ def _agrees(torch: Any, found: Proof, sample: Any) -> bool:
     )
 
 
-def _has_symbols(found: Proof) -> bool:
+def _has_symbols(found: proofs.Proof) -> bool:
     try:
         return all(
             hasattr(ctypes.CDLL(_library(library)), symbol)
@@ -229,7 +142,7 @@ def _open_direct(torch: Any) -> None:
 def _find_words(torch: Any) -> bool:
     lazy = torch.ones(7, dtype=torch.complex64, device="cpu").conj()
     tensors = [torch.ones(5, dtype=torch.int8, device="cpu"), torch.ones(1021, device="cpu"), lazy]
-    samples = tuple(_describe_words(torch, x) for x in tensors)
+    samples = tuple(describe_words(torch, x) for x in tensors)
     found = native.torch_direct_open(
         _library("torch_cpu"), _library("c10"), torch.Tensor, torch.nn.Parameter, samples
     )
@@ -239,7 +152,8 @@ def _find_words(torch: Any) -> bool:
     return found
 
 
-def _describe_words(torch: Any, x: Any) -> tuple[Any, int, int, int, int]:
+def describe_words(torch: Any, x: Any) -> tuple[Any, int, int, int, int]:
+    """Return a tensor, and what torch says of its keys, storage, data and bytes of the storage."""
     storage = x.untyped_storage()
     keys = torch._C._dispatch_keys(x).raw_repr()
     return x, keys, storage._cdata, storage.data_ptr(), storage.nbytes()
@@ -460,8 +374,8 @@ def open_shim(hidden: str | None = None) -> str | None:
     """Look libtorch's functions up, all but `hidden`; return the first that is missing."""
     if not sys.platform.startswith("linux"):
         return sys.platform
-    if proof() is None:
-        return f"what was proved: {_unproved()}"
+    if proofs.proof() is None:
+        return f"what was proved: {proofs.why_unproved()}"
     guard_is_open()  # which hands in the proved places
     torch: Any = sys.modules["torch"]
     cuda = _library("torch_cuda")
