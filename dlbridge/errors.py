@@ -10,6 +10,7 @@
     ├── AllocationError (MemoryError)      an allocator could not give the memory
     ├── WireError (ValueError)             bytes are no TensorProto, GraphDef, … that makes sense
     ├── MPIError (RuntimeError)            another process has ended, or MPI has
+    │   └── MPITimeoutError (TimeoutError) other processes did not come in time
     ├── CUDAError (RuntimeError)           a function of the CUDA driver failed, or there is none
     └── KernelError (RuntimeError)         a kernel returned a failure, or is not known any more
 
@@ -126,6 +127,12 @@ class MPIError(DLBridgeError, RuntimeError):
     """Another process of the MPI job has ended, or MPI is out of this one's reach."""
 
     reason = "mpi"
+
+
+class MPITimeoutError(MPIError, TimeoutError):
+    """A call of `dlbridge.mpi` was not over in time; the text says what stays under way."""
+
+    reason = "timeout"
 
 
 class CUDAError(DLBridgeError, RuntimeError):

@@ -23,6 +23,9 @@ Arguments that all have:
 
 - comm: an intracommunicator of mpi4py; None is all processes. dlbridge uses copies of it, so that
   its messages never meet those of others. Its first use is collective.
+- timeout: of those that wait: seconds after which they raise `MPITimeoutError`; None waits as long
+  as it takes. What is under way then takes place when the other ranks come, and its result is
+  lost; a receive for which no message has come is taken back.
 - out: a tensor of any framework to write the result to, of the result's shape and dtype, which is
   returned then. It must be writable.
 
@@ -42,7 +45,7 @@ from typing import Any
 
 from dlbridge.mpi import collectives, messages, operators
 from dlbridge.mpi.channel import channel
-from dlbridge.mpi.engine import Request
+from dlbridge.mpi.engine import Request, check_timeout
 from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
 
 __all__ = [
@@ -130,7 +133,9 @@ def isend(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> Request:
     return messages.isend(comm, x, dest, tag)
 
 
-def send(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> None:
+def send(
+    x: Any, dest: int, tag: int = 0, *, comm: Any = None, timeout: float | None = None
+) -> None:
     """Send a tensor to one rank, which receives it with `recv`.
 
     Args:
@@ -138,13 +143,15 @@ def send(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> None:
         dest: the rank.
         tag: a number from 0, to tell messages apart.
         comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
 
     Small tensors are sent at once. Above some KiB it waits until the receiver has begun to receive:
     two ranks that send to each other use `sendrecv`.
     """
-    if comm is None and _send(x, dest, tag) is not False:
+    if comm is None and timeout is None and _send(x, dest, tag) is not False:
         return
-    isend(x, dest, tag, comm=comm).wait()
+    check_timeout("send", timeout)
+    isend(x, dest, tag, comm=comm).wait_or_cancel(timeout)
 
 
 def irecv(
@@ -166,6 +173,7 @@ def recv(
     to: str = "numpy",
     out: Any = None,
     comm: Any = None,
+    timeout: float | None = None,
 ) -> Any:
     """Receive the next tensor that fits, of whatever shape and dtype.
 
@@ -175,15 +183,17 @@ def recv(
         to: the framework of the result.
         out: a tensor to write it to, instead of a new one.
         comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
 
     Raises:
         ArgumentError: `out` has another shape or dtype; the message is lost.
     """
-    if comm is None:
+    if comm is None and timeout is None:
         result = _recv(source, tag, to, out)
         if result is not False:
             return result
-    return irecv(source, tag, to=to, out=out, comm=comm).wait()
+    check_timeout("recv", timeout)
+    return irecv(source, tag, to=to, out=out, comm=comm).wait_or_cancel(timeout)
 
 
 def isendrecv(
@@ -211,6 +221,7 @@ def sendrecv(
     to: str | None = None,
     out: Any = None,
     comm: Any = None,
+    timeout: float | None = None,
 ) -> Any:
     """Send `x` and receive a tensor at the same time.
 
@@ -223,9 +234,11 @@ def sendrecv(
         to: the framework of the result; None for that of `x`.
         out: a tensor to write it to.
         comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
     """
+    check_timeout("sendrecv", timeout)
     request = isendrecv(x, dest, source, sendtag, recvtag, to=to, out=out, comm=comm)
-    return request.wait()
+    return request.wait_or_cancel(timeout)
 
 
 # ---- collectives --------------------------------------------------------------------------------
@@ -236,11 +249,12 @@ def ibarrier(*, comm: Any = None) -> Request:
     return collectives.ibarrier(comm)
 
 
-def barrier(*, comm: Any = None) -> None:
+def barrier(*, comm: Any = None, timeout: float | None = None) -> None:
     """Wait until all ranks have come here."""
-    if comm is None and _barrier(BARRIER) is not False:
+    if comm is None and timeout is None and _barrier(BARRIER) is not False:
         return
-    ibarrier(comm=comm).wait()
+    check_timeout("barrier", timeout)
+    ibarrier(comm=comm).wait_or_cancel(timeout)
 
 
 def ibcast(
@@ -251,7 +265,13 @@ def ibcast(
 
 
 def bcast(
-    x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
+    x: Any = None,
+    root: int = 0,
+    *,
+    to: str = "numpy",
+    out: Any = None,
+    comm: Any = None,
+    timeout: float | None = None,
 ) -> Any:
     """Return the tensor of the root on all ranks.
 
@@ -262,14 +282,16 @@ def bcast(
         to: the framework of the result where `x` is None.
         out: a tensor to write it to.
         comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
     """
-    if out is None and comm is None:
+    if out is None and comm is None and timeout is None:
         result = _bcast(x, root, to)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
-        return operators.call(traced, "bcast", x, "", root, out, comm)
-    return ibcast(x, root, to=to, out=out, comm=comm).wait()
+        return operators.call(traced, "bcast", x, "", root, out, comm, timeout)
+    check_timeout("bcast", timeout)
+    return ibcast(x, root, to=to, out=out, comm=comm).wait_or_cancel(timeout)
 
 
 def iallreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
@@ -277,7 +299,9 @@ def iallreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) ->
     return collectives.iallreduce(comm, x, op, out)
 
 
-def allreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Any:
+def allreduce(
+    x: Any, op: str = "sum", *, out: Any = None, comm: Any = None, timeout: float | None = None
+) -> Any:
     """Return the tensors of all ranks, reduced element by element, on all ranks.
 
     Args:
@@ -288,16 +312,18 @@ def allreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> 
             float8 included.
         out: a tensor to write it to; may be `x`.
         comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
 
     All ranks get the same bits.
     """
-    if out is None and comm is None:
+    if out is None and comm is None and timeout is None:
         result = _allreduce(x, op)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
-        return operators.call(traced, "allreduce", x, op, 0, out, comm)
-    return iallreduce(x, op, out=out, comm=comm).wait()
+        return operators.call(traced, "allreduce", x, op, 0, out, comm, timeout)
+    check_timeout("allreduce", timeout)
+    return iallreduce(x, op, out=out, comm=comm).wait_or_cancel(timeout)
 
 
 def ireduce(
@@ -307,16 +333,25 @@ def ireduce(
     return collectives.ireduce(comm, x, op, root, out)
 
 
-def reduce(x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any = None) -> Any:
+def reduce(
+    x: Any,
+    op: str = "sum",
+    root: int = 0,
+    *,
+    out: Any = None,
+    comm: Any = None,
+    timeout: float | None = None,
+) -> Any:
     """Return the tensors of all ranks, reduced element by element, on the root; else None.
 
     The arguments are those of `allreduce`; `out` is of use on the root alone.
     """
-    if out is None and comm is None:
+    if out is None and comm is None and timeout is None:
         result = _reduce(x, op, root)
         if result is not False:
             return result
-    return ireduce(x, op, root, out=out, comm=comm).wait()
+    check_timeout("reduce", timeout)
+    return ireduce(x, op, root, out=out, comm=comm).wait_or_cancel(timeout)
 
 
 def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
@@ -324,15 +359,16 @@ def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
     return collectives.iallgather(comm, x, out)
 
 
-def allgather(x: Any, *, out: Any = None, comm: Any = None) -> Any:
+def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Return the tensors of all ranks, stacked: [size, *x.shape]."""
-    if out is None and comm is None:
+    if out is None and comm is None and timeout is None:
         result = _allgather(x, ALLGATHER)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
-        return operators.call(traced, "allgather", x, "", 0, out, comm)
-    return iallgather(x, out=out, comm=comm).wait()
+        return operators.call(traced, "allgather", x, "", 0, out, comm, timeout)
+    check_timeout("allgather", timeout)
+    return iallgather(x, out=out, comm=comm).wait_or_cancel(timeout)
 
 
 def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
@@ -340,11 +376,14 @@ def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = Non
     return collectives.ireduce_scatter(comm, x, op, out)
 
 
-def reduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Any:
+def reduce_scatter(
+    x: Any, op: str = "sum", *, out: Any = None, comm: Any = None, timeout: float | None = None
+) -> Any:
     """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
     if (traced := operators.find(x, out)) is not None:
-        return operators.call(traced, "reduce_scatter", x, op, 0, out, comm)
-    return ireduce_scatter(x, op, out=out, comm=comm).wait()
+        return operators.call(traced, "reduce_scatter", x, op, 0, out, comm, timeout)
+    check_timeout("reduce_scatter", timeout)
+    return ireduce_scatter(x, op, out=out, comm=comm).wait_or_cancel(timeout)
 
 
 def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
@@ -352,8 +391,9 @@ def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
     return collectives.ialltoall(comm, x, out)
 
 
-def alltoall(x: Any, *, out: Any = None, comm: Any = None) -> Any:
+def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
     if (traced := operators.find(x, out)) is not None:
-        return operators.call(traced, "alltoall", x, "", 0, out, comm)
-    return ialltoall(x, out=out, comm=comm).wait()
+        return operators.call(traced, "alltoall", x, "", 0, out, comm, timeout)
+    check_timeout("alltoall", timeout)
+    return ialltoall(x, out=out, comm=comm).wait_or_cancel(timeout)

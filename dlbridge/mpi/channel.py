@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from dlbridge import registry
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, MPIError, UnsupportedTypeError
 from dlbridge.mpi.engine import Engine, Operation, Request, Steps, engine
 from dlbridge.mpi.job import Nap
 from dlbridge.mpi.quick import QUICK
@@ -21,8 +21,9 @@ class Channel:
     """Private communicators over the processes of one that the user has.
 
     Attributes:
-        collective, messages, payloads: copies of it for collectives, for sent tensors with what
-            they are, and for large sent tensors alone.
+        collective, messages: copies of it, the second for sent tensors with what they are, which
+            are received by any tag.
+        payloads: for large sent tensors alone: the first copy, under tags of their own.
         rank, size: of this process in it, and its number of processes.
         everybody: its ranks in the job.
         peers: its processes, for C.
@@ -31,7 +32,8 @@ class Channel:
     def __init__(self, engine: Engine, comm: Any, copies: Sequence[Any]) -> None:
         self.engine = engine
         self.mpi: Any = engine.job.mpi
-        self.collective, self.messages, self.payloads = copies
+        self.collective, self.messages = copies
+        self.payloads = self.collective
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.members: tuple[int, ...] = tuple(
@@ -71,7 +73,7 @@ class Channel:
         if any(each.channel is self for each in list(self.engine.active)):
             return
         self.engine.job.watched.remove(self.messages)
-        for each in (self.collective, self.messages, self.payloads):
+        for each in (self.collective, self.messages):
             each.Free()
 
     def in_turn(self, operation: Operation, steps: Steps) -> Steps:
@@ -102,7 +104,7 @@ class Channel:
 
 
 _KEYS: list[int] = []  # of the channel that a communicator has, and of the copies for it
-_COPIES = 3
+_COPIES = 2
 _MAKING = registry.lock()
 
 
@@ -123,11 +125,23 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
         copies: list[Any] | None = comm.Get_attr(_KEYS[1])
         if copies is None:
             comm.Set_attr(_KEYS[1], copies := [])
-        if copies and not copies[-1][1].Test():
-            return None
-        if len(copies) < _COPIES:
-            copies.append(comm.Idup())  # and the request
-            return None
+        made = copies[:-1]  # what is known to be complete
+        try:
+            if copies and not copies[-1][1].Test():
+                return None
+            made = list(copies)
+            if len(copies) < _COPIES:
+                copies.append(comm.Idup())  # and the request
+                return None
+        except mpi.Exception as error:
+            comm.Delete_attr(_KEYS[1])
+            for copy, _ in made:
+                copy.Free()
+            raise MPIError(
+                f"mpi: MPI has no more communicators, of which dlbridge needs {_COPIES} for each "
+                "that it is given; call Free() of those that are not needed, on all their ranks, "
+                f"and make the call again ({error})"
+            ) from error
         found = Channel(running, comm, [copy for copy, _ in copies])
         comm.Set_attr(_KEYS[0], found)
         if comm == mpi.COMM_WORLD and mpi.Query_thread() == mpi.THREAD_MULTIPLE:

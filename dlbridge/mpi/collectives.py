@@ -13,6 +13,7 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError
+from dlbridge.exchange import adapter
 from dlbridge.mpi import reductions
 from dlbridge.mpi.agreement import MOST, Ballot, Values, agree, digest
 from dlbridge.mpi.channel import Channel, begins, check_rank
@@ -93,6 +94,19 @@ def prepare(
     except (DLBridgeError, TypeError, ValueError) as refused:
         error = refused
     return Call(name, arguments, source, kind, destination, framework, error)
+
+
+def with_target(call: Call) -> tuple[Call, native.TensorBase | None]:
+    """Return memory for the result; without it this rank cannot take part, as others have to know.
+
+    That comes before they agree: then each of them makes the call of MPI.
+    """
+    if call.error is not None or call.kind is None:
+        return call, None
+    try:
+        return call, call.receive(call.kind)
+    except MemoryError as error:
+        return call._replace(error=error), None
 
 
 def start(
@@ -176,10 +190,10 @@ def _reduce(
         assert kind is not None
         assert call.source is not None
         assert dtype is not None
-        yield from agree(over, operation, call.ballot(over))
+        known, target = with_target(call) if is_root else (call, None)
+        yield from agree(over, operation, known.ballot(over))
         count = call.source.tensor.size
         datatype, operator = reductions.operators(over).get(op, kind, dtype)
-        target = call.receive(kind) if is_root else None
 
         def post(send: Any, receive: Any) -> Any:
             sent = [send, count, datatype]
@@ -247,13 +261,14 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any) -> Request:
         return Kind(kind.shape[1:], kind.dtype)
 
     call = _require_tensor(prepare("reduce_scatter", x, out, result, f"op={op!r}"))
+    call, target = with_target(call)
 
     def steps(operation: Operation) -> Steps:
         yield from agree(over, operation, call.ballot(over))
         assert call.source is not None
         assert call.kind is not None
+        assert target is not None
         assert dtype is not None
-        target = call.receive(call.kind)
         datatype, operator = reductions.operators(over).get(op, call.kind, dtype)
         part = target.size
 
@@ -292,7 +307,8 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
     call = prepare("bcast", x, out, result, f"root={root}", to)
     try:
         check_rank("bcast", "root", root, over.size)
-    except ArgumentError as error:
+        adapter.adapter(to)
+    except DLBridgeError as error:
         call = call._replace(error=error)
     if is_root:
         call = _require_tensor(call)
@@ -405,12 +421,12 @@ def ialltoall(over: Channel, x: Any, out: Any) -> Request:
 
 def _copy(over: Channel, call: Call, function: str, *, whole: bool) -> Request:
     """Begin a collective that copies: the whole source to each rank, or one row of it."""
+    call, target = with_target(call)
 
     def steps(operation: Operation) -> Steps:
         yield from agree(over, operation, call.ballot(over))
         assert call.source is not None
-        assert call.kind is not None
-        target = call.receive(call.kind)
+        assert target is not None
         part = call.source.tensor.nbytes // (1 if whole else over.size)
 
         def post(send: Any, receive: Any) -> Any:

@@ -7,14 +7,15 @@ calls, under one lock. Meanwhile signals are deferred: an interrupt ends a wait,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator
 from typing import Any
 
 from dlbridge import registry
 from dlbridge._core import native
-from dlbridge.errors import MPIError
-from dlbridge.mpi.job import Job, Nap, end_together
+from dlbridge.errors import ArgumentError, MPIError, MPITimeoutError
+from dlbridge.mpi.job import Job, Nap, end_together, named
 
 _SPIN = 50e-6  # seconds of yielding before a wait sleeps,
 _PER_BYTE = 5e-10  # and so much more for each byte that is on its way
@@ -34,21 +35,22 @@ class Operation:
         nbytes: what it moves, for how long a wait stays awake.
         kept: memory that MPI may still read or write.
         requests: requests of MPI not known to be complete.
+        may_cancel: whether its request is a receive that MPI can take back.
         any_peer: whether one of the peers is enough.
         status: what MPI writes of the request under way, or None.
         source, tag: of a received message.
     """
 
     __slots__ = (
-        "any_peer", "call", "channel", "done", "error", "kept", "nbytes", "peers", "requests",
-        "result", "source", "status", "steps", "tag",
+        "any_peer", "call", "channel", "done", "error", "kept", "may_cancel", "nbytes", "peers",
+        "requests", "result", "source", "status", "steps", "tag",
     )  # fmt: skip
 
     def __init__(self, call: str, peers: frozenset[int]) -> None:
         self.call = call
         self.channel: Any = None
         self.peers = peers
-        self.any_peer = False
+        self.any_peer = self.may_cancel = False
         self.source = self.tag = -1
         self.nbytes = 0
         self.kept: list[Any] = []
@@ -144,14 +146,16 @@ class Engine:
             native.defer_signals(self._advance_all)
         return operation.done
 
-    def wait(self, operation: Operation) -> None:
+    def wait(self, operation: Operation, timeout: float | None = None) -> None:
         """Wait until an operation is over; an interrupt leaves it under way.
 
         Raises:
             MPIError: a process that it needs has left.
+            MPITimeoutError: it is not over after `timeout` seconds, and stays under way.
         """
         if self.test(operation):
             return
+        end = math.inf if timeout is None else time.monotonic() + timeout
         nap = Nap(_SPIN + operation.nbytes * _PER_BYTE)
         next_look = time.monotonic() + _LOOK
         while not operation.done:
@@ -159,6 +163,32 @@ class Engine:
             if has_slept and time.monotonic() > next_look:
                 native.defer_signals(self._look_for_peers, operation)
                 next_look = time.monotonic() + _LOOK
+            if time.monotonic() > end and not self.test(operation):
+                raise MPITimeoutError(
+                    f"{operation.call}: is not over after {timeout} s, and stays under way between "
+                    f"this rank and {named(operation.peers)}"
+                )
+
+    def cancel(self, operation: Operation) -> bool:
+        """Take back a receive for which no message has come; return whether that was done."""
+        self.job.check_process(operation.call)
+        return bool(native.defer_signals(self._cancel, operation))
+
+    def _cancel(self, operation: Operation) -> bool:
+        with self._lock:
+            if operation.done or not operation.may_cancel:
+                return False
+            (request,) = operation.requests
+            request.Cancel()
+            while not request.Test(operation.status):  # which needs no other rank
+                pass
+            if not operation.status.Is_cancelled():  # its message has come
+                self._advance(operation)
+                return False
+            operation.requests = ()
+            operation.error = MPIError(f"{operation.call}: was cancelled")
+            self._end(operation)
+            return True
 
     def _wait_a_while(self, operation: Operation, nap: Nap) -> bool:
         """Wait for a millisecond at most; return whether it slept."""
@@ -210,24 +240,64 @@ class Request:
         """Return whether the call is over, well or not; never waits."""
         return self._engine.test(self.operation)
 
-    def wait(self) -> Any:
+    def cancel(self) -> bool:
+        """Take back a receive for which no message has come; return whether that was done.
+
+        Then `wait` raises MPIError. Sends and collectives stay under way, as other ranks rely on
+        them, and so does a receive whose message has begun to come.
+        """
+        return self._engine.cancel(self.operation)
+
+    def wait(self, timeout: float | None = None) -> Any:
         """Wait, and return what the blocking form of the call returns, each time the same.
+
+        Args:
+            timeout: seconds after which it gives up waiting; the call stays under way, and may be
+                waited for again. None: it does not.
 
         The GIL is released; after 50 microseconds (more for large tensors) the thread sleeps 20 to
         200 microseconds between tests. Ctrl-C interrupts the wait, not the call.
 
         Raises:
             DLBridgeError: as the blocking form.
+            MPITimeoutError: the call is not over after `timeout`.
         """
-        self._engine.wait(self.operation)
+        self._engine.wait(self.operation, check_timeout(self.operation.call, timeout))
         error = self.operation.error
         if error is not None:
             raise error
         return self.operation.result
 
+    def wait_or_cancel(self, timeout: float | None) -> Any:
+        """Wait as a blocking call does: a receive for which nothing came is not left behind."""
+        try:
+            return self.wait(timeout)
+        except MPITimeoutError:
+            if not self.cancel():
+                raise
+        raise MPITimeoutError(
+            f"{self.operation.call}: no message has come after {timeout} s; nothing is under way"
+        )
+
     def __repr__(self) -> str:
         state = "over" if self.operation.done else "under way"
         return f"<Request of {self.operation.call}, {state}>"
+
+
+def check_timeout(call: str, timeout: Any) -> float | None:
+    """Return how many seconds a wait may take, None for any time.
+
+    Raises:
+        ArgumentError: it is no such number.
+    """
+    if timeout is None:
+        return None
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or not timeout >= 0:
+        raise ArgumentError(
+            f"{call}: timeout must be a number of seconds from 0, or None, got {timeout!r}"
+        )
+    return float(timeout)
 
 
 _ENGINES: list[Engine] = []

@@ -92,13 +92,11 @@ class Job:
         self._find_lost()
         if lost := self.lost & ranks:
             explained = MPIError(
-                f"{call}: {_named(lost)} was lost; go on without it, with "
+                f"{call}: {named(lost)} was lost; go on without it, with "
                 "comm=MPI.COMM_WORLD.Shrink() of mpi4py on all ranks that are left"
             )
         elif isinstance(error, self.mpi.Exception):
-            explained = MPIError(
-                f"{call}: MPI fails between this rank and {_named(ranks)}: {error}"
-            )
+            explained = MPIError(f"{call}: MPI fails between this rank and {named(ranks)}: {error}")
         else:
             return error
         explained.__cause__ = error
@@ -150,7 +148,7 @@ class Job:
             if time.monotonic() > says_at:
                 patience *= 2
                 says_at += patience
-                waits_for = _named(frozenset(others) - self.left)
+                waits_for = named(frozenset(others) - self.left)
                 sys.stderr.write(
                     f"dlbridge.mpi: rank {self.rank} has come to the end of its script, and waits "
                     f"for {waits_for} to end as well\n"
@@ -190,7 +188,8 @@ class Nap:
         return True
 
 
-def _named(ranks: frozenset[int]) -> str:
+def named(ranks: frozenset[int]) -> str:
+    """Return ranks as texts have them."""
     return f"rank {', '.join(map(str, sorted(ranks)))}"
 
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, MPIError
+from dlbridge.exchange import adapter
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
-from dlbridge.mpi.values import MOST_DIMENSIONS, Destination, Kind, give, take
+from dlbridge.mpi.values import MOST_DIMENSIONS, Destination, Kind, Source, give, take
 from dlbridge.tensor.values import raw_bytes
 
 _MOST = 8 * 1024  # bytes of contents that travel in the first message
@@ -39,31 +40,37 @@ def isend(over: Channel, x: Any, dest: int, tag: int) -> Request:
     return _begin_send(over, x, dest, tag)
 
 
+Prepared = tuple[Operation, Steps]
+"""A message that is checked, with its memory: to begin it, only MPI has to take it."""
+
+
 def _begin_send(over: Channel, x: Any, dest: int, tag: int) -> Request:
+    return over.engine.start(*_prepare_send(over, take("send", x), dest, tag))
+
+
+def _prepare_send(over: Channel, source: Source, dest: int, tag: int) -> Prepared:
     dest = check_rank("send", "dest", dest, over.size)
     tag = _check_tag("send", tag, over.highest_tag)
-    source = take("send", x)
+    tensor = source.tensor
     operation = over.operation("send", frozenset((over.members[dest],)))
-    operation.nbytes = source.tensor.nbytes
-    return over.engine.start(operation, _send(over, operation, source.tensor, dest, tag))
-
-
-def _send(
-    over: Channel, operation: Operation, tensor: native.TensorBase, dest: int, tag: int
-) -> Steps:
+    operation.nbytes = tensor.nbytes
     byte, number = over.mpi.BYTE, over.peers.next_payload()
     head = _FORM.pack(number, over.rank, tag)
     head += Kind(tensor.shape, tensor._dtype_triple).pack()
     is_small = tensor.nbytes <= _MOST
     if is_small:
         head += bytes(np.asarray(raw_bytes(tensor)))
+    contents = None if is_small else [over.memory(tensor), tensor.nbytes, byte]
     operation.kept += [head, tensor]
-    first = over.messages.Isend([head, len(head), byte], dest, tag)
-    if is_small:
-        yield (first,)
-        return
-    contents = [over.memory(tensor), tensor.nbytes, byte]
-    yield (first, over.payloads.Isend(contents, dest, number))
+
+    def steps() -> Steps:
+        first = over.messages.Isend([head, len(head), byte], dest, tag)
+        if contents is None:
+            yield (first,)
+        else:
+            yield (first, over.payloads.Isend(contents, dest, number))
+
+    return operation, steps()
 
 
 @begins("send")
@@ -89,7 +96,7 @@ def irecv(
     out: Any,
 ) -> Request:
     """Begin a receive."""
-    return _begin_receive(over, source, tag, to, out)
+    return over.engine.start(*_prepare_receive(over, source, tag, to, out))
 
 
 @begins("recv")
@@ -97,22 +104,23 @@ def go_on_receiving(
     over: Channel, posted: native.Posted, source: int, tag: int | None, to: str, out: Any
 ) -> Request:
     """Go on with a receive that C has posted."""
-    return _begin_receive(over, source, tag, to, out, posted)
+    return over.engine.start(*_prepare_receive(over, source, tag, to, out, posted))
 
 
-def _begin_receive(
+def _prepare_receive(
     over: Channel,
     source: int | None,
     tag: int | None,
     to: str,
     out: Any,
     posted: native.Posted | None = None,
-) -> Request:
+) -> Prepared:
     if source is not None:
         source = check_rank("recv", "source", source, over.size)
     if tag is not None:
         tag = _check_tag("recv", tag, over.highest_tag)
     destination = None if out is None else Destination("recv", out)
+    adapter.adapter(to)
     peers = over.everybody - {over.members[over.rank]}
     if source is not None:
         peers = frozenset((over.members[source],))
@@ -121,9 +129,10 @@ def _begin_receive(
     if posted is not None and posted.nbytes:
         operation.kept.append(posted)
         operation.nbytes = posted.nbytes
-        return over.engine.start(operation, _receive_posted(posted, to, out))
-    head = _await_head(over, operation, source, tag, posted)
-    return over.engine.start(operation, _receive(over, operation, head, to, destination))
+        return operation, _receive_posted(posted, to, out)
+    space = np.empty(_SPACE if posted is None else 0, np.uint8)
+    head = _await_head(over, operation, source, tag, posted, space)
+    return operation, _receive(over, operation, head, to, destination)
 
 
 def _receive_posted(posted: native.Posted, to: str, out: Any) -> Steps:
@@ -138,6 +147,7 @@ def _await_head(
     source: int | None,
     tag: int | None,
     posted: native.Posted | None,
+    space: np.ndarray[Any, Any],
 ) -> Generator[Any, None, tuple[memoryview, int]]:
     """Receive the first message; return it, and who sent it."""
     if posted is not None:
@@ -146,9 +156,9 @@ def _await_head(
         yield from _until(posted)
         return memoryview(posted.data), source
     mpi = over.mpi
-    space = np.empty(_SPACE, np.uint8)
     operation.kept.append(space)
     operation.status = status = mpi.Status()
+    operation.may_cancel = True
     yield (
         over.messages.Irecv(
             [space, _SPACE, mpi.BYTE],
@@ -157,6 +167,7 @@ def _await_head(
         ),
     )
     operation.status = None
+    operation.may_cancel = False
     return space.data[: status.Get_count(mpi.BYTE)], status.Get_source()
 
 
@@ -230,11 +241,11 @@ def isendrecv(
     to: str | None,
     out: Any,
 ) -> Request:
-    """Begin a send and a receive at the same time."""
-    if to is None:
-        to = take("sendrecv", x).framework
-    received = _begin_receive(over, source, tags[1], to, out)
-    sent = _begin_send(over, x, dest, tags[0])
+    """Begin a send and a receive at the same time: both are checked before either is posted."""
+    taken = take("sendrecv", x)
+    receive = _prepare_receive(over, source, tags[1], to or taken.framework, out)
+    send = _prepare_send(over, taken, dest, tags[0])
+    received, sent = over.engine.start(*receive), over.engine.start(*send)
     operation = over.operation("sendrecv", received.operation.peers | sent.operation.peers)
 
     def steps() -> Steps:

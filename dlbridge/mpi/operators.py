@@ -65,11 +65,14 @@ def find(x: Any, out: Any) -> Any:
     return None
 
 
-def call(operators: Any, name: str, x: Any, op: str, root: int, out: Any, comm: Any) -> Any:
+def call(
+    operators: Any, name: str, x: Any, op: str, root: int, out: Any, comm: Any, timeout: Any
+) -> Any:
     """Call an operator."""
-    if out is not None:
-        raise ArgumentError(
-            f"{name}: out= is of calls that are neither traced nor differentiated, nor part of a "
-            "graph; leave it out and use the result"
-        )
+    for argument, given in (("out", out), ("timeout", timeout)):
+        if given is not None:
+            raise ArgumentError(
+                f"{name}: {argument}= is of calls that are neither traced nor differentiated, nor "
+                "part of a graph; leave it out and use the result"
+            )
     return operators.call(x, Parameters(name, op, root, 0 if comm is None else number_of(comm)))

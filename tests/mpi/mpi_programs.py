@@ -30,7 +30,13 @@ import dlbridge
 import dlbridge.graph as tf
 from dlbridge import mpi
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError
+from dlbridge.errors import (
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    MPIError,
+    MPITimeoutError,
+)
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
 from dlbridge.mpi.engine import engine
@@ -73,7 +79,7 @@ def check(got: Any, expected: Any) -> None:
     assert got.tobytes() == expected.tobytes(), (got, expected)
 
 
-def refused(kind: type[BaseException], text: str, call: Any, *args: Any, **kwargs: Any) -> str:
+def refused(kind: Any, text: str, call: Any, *args: Any, **kwargs: Any) -> str:
     with pytest.raises(kind) as caught:
         call(*args, **kwargs)
     assert text in str(caught.value), str(caught.value)
@@ -428,18 +434,136 @@ def messages_that_do_not_fit() -> None:
 def contents_longer_than_announced() -> None:
     """Whoever receives them, in C or in Python, learns of which rank they are."""
     rank, over = mpi.rank(), channel("a test")
-    for count, out in ((1, None), (2, np.zeros(3000)), (3, None), (4, np.zeros(3000))):
+    for in_c, out in ((False, None), (False, np.zeros(3000)), (True, None), (True, np.zeros(3000))):
         if rank == 0:
-            head = struct.pack("<IIQ", count, 0, 5) + Kind((3000,), (2, 64, 1)).pack()
+            number = over.peers.next_payload()
+            head = struct.pack("<IIQ", number, 0, 5) + Kind((3000,), (2, 64, 1)).pack()
             sent = over.messages.Isend(head, 1, 5)
-            more = over.payloads.Isend(bytes(24001), 1, count)
+            more = over.payloads.Isend(bytes(24001), 1, number)
             sent.Wait()
             more.Wait()
         elif rank == 1:
-            receive = mpi.recv if count > 2 else recv_by_python
+            receive = mpi.recv if in_c else recv_by_python
             refused(MPIError, "rank 0", receive, 0, 5, out=out)
     mpi.barrier()
     check(mpi.sendrecv(np.arange(3000.0), rank, rank), np.arange(3000.0))
+
+
+def failed_exchanges_leave_nothing() -> None:
+    """All of a sendrecv is checked before anything is posted, so no message is lost."""
+    rank, size = mpi.rank(), mpi.size()
+    x = np.arange(3.0)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"dest": size}, "dest must be a rank"),
+        ({"dest": 0, "sendtag": -1}, "tag must be"),
+        ({"dest": 0, "recvtag": -1}, "tag must be"),
+        ({"dest": 0, "to": "nothing"}, "nothing"),
+        ({"dest": 0, "out": (1, 2)}, ""),
+        ({"dest": 0, "x": object()}, ""),
+    ]
+    for given, text in cases:
+        mpi.barrier()
+        if rank == 1:
+            arguments = {"x": x, "source": 0, **given}
+            refused((DLBridgeError, TypeError), text, mpi.sendrecv, **arguments)
+        mpi.barrier()
+        if rank == 0:
+            mpi.send(x, 1)
+        elif rank == 1:
+            check(mpi.recv(0, timeout=60), x)
+    if rank == 1:
+        refused(DLBridgeError, "nothing", mpi.recv, 0, to="nothing")
+    assert not engine().active
+
+
+def timeouts() -> None:
+    """A wait ends in time, and says what is under way; the next call works."""
+    rank, size = mpi.rank(), mpi.size()
+    x = np.arange(3.0)
+    for wrong in (-1, "1", True, float("nan")):
+        refused(ArgumentError, "timeout must be", mpi.recv, 0, timeout=wrong)
+        refused(ArgumentError, "timeout must be", mpi.allreduce, x, timeout=wrong)
+        refused(ArgumentError, "timeout must be", mpi.sendrecv, x, 0, 0, timeout=wrong)
+    assert not engine().active
+    mpi.barrier(timeout=60)
+    if rank == 0:
+        refused(MPITimeoutError, "no message has come", mpi.recv, 1, timeout=0.01)
+        refused(TimeoutError, "no message has come", mpi.recv, timeout=0)
+        assert not engine().active
+    mpi.barrier()
+    if rank == 1:
+        mpi.send(x, 0)
+    elif rank == 0:
+        check(mpi.recv(1, timeout=60), x)
+    request = None
+    if rank == 0:
+        request = mpi.iallreduce(x)
+        refused(MPITimeoutError, "allreduce: is not over after 0.01 s", request.wait, 0.01)
+        assert not request.cancel()
+        refused(MPITimeoutError, "stays under way", mpi.barrier, timeout=0.0)
+        mpi.send(x, 1, 7)
+    elif rank == 1:
+        mpi.recv(0, 7)
+    if rank:
+        if rank > 1:
+            mpi.recv(rank - 1, 8)
+        if rank < size - 1:
+            mpi.send(x, rank + 1, 8)
+        check(mpi.allreduce(x, timeout=60), x * size)
+        mpi.barrier(timeout=60)
+    if request is not None:
+        check(request.wait(60), x * size)
+    for call in (mpi.allgather, mpi.alltoall, mpi.reduce_scatter):
+        call(np.ones((size, 2)), timeout=60)
+    check(mpi.bcast(x, timeout=60), x)
+    mpi.reduce(x, timeout=60)
+    check(mpi.sendrecv(x, rank, rank, timeout=60), x)
+
+
+def cancelled_receives() -> None:
+    """A receive is taken back, unless its message has come."""
+    rank = mpi.rank()
+    x = np.arange(30000.0)
+    if rank == 1:
+        for source in (0, None):
+            request = mpi.irecv(source, 3)
+            assert request.cancel()
+            assert request.test()
+            refused(MPIError, "recv: was cancelled", request.wait)
+            assert not request.cancel()
+    mpi.barrier()
+    if rank == 0:
+        mpi.send(x, 1, 3)
+    elif rank == 1:
+        request = mpi.irecv(0, 3)
+        check(request.wait(), x)
+        assert not request.cancel()
+    sent = mpi.isend(x, rank)
+    assert not sent.cancel()
+    check(mpi.recv(rank), x)
+    sent.wait()
+
+
+def out_of_communicators() -> None:
+    """MPI has no more: that is said, nothing half made stays, and freed ones make room."""
+    world = engine().job.mpi.COMM_WORLD
+    made: list[Any] = []
+
+    def use_up() -> None:
+        while True:
+            made.append(world.Dup())
+            mpi.barrier(comm=made[-1])
+
+    try:
+        refused(MPIError, "no more communicators", use_up)
+        for each in made[:5]:
+            each.Free()
+        del made[:5]
+        for each in (made[0], made[-1]):
+            assert mpi.allreduce(np.ones(2), comm=each).tolist() == [mpi.size()] * 2
+    finally:
+        for each in made:
+            each.Free()
 
 
 def messages_in_threads() -> None:

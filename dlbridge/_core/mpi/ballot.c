@@ -128,8 +128,7 @@ static void dealloc_peers(PyObject *object) {
 
 static PyObject *peers_payload(PyObject *object, PyObject *Py_UNUSED(none)) {
     dlb_peers *self = (dlb_peers *)object;
-    return PyLong_FromUnsignedLong(
-        dlb_next_tag(&self->payload_tags, self->highest_tag));
+    return PyLong_FromUnsignedLong(dlb_next_tag(self, true));
 }
 
 static PyObject *peers_moves(PyObject *object, PyObject *nbytes) {
@@ -460,15 +459,19 @@ static int test(const dlb_ballot *self, dlb_mpi_handle *request, bool *is_under_
 static int finish_round(dlb_ballot *self) {
     dlb_mpi_status status;
     const dlb_mpi *mpi = &self->over->mpi;
-    int done, code;
-    if (self->sends && (done = test(self, &self->sent, &self->sends, status)) <= 0)
-        return done;
+    int done, code = 0;
     if (self->receives) {
-        if ((done = test(self, &self->received, &self->receives, status)) <= 0)
+        done = test(self, &self->received, &self->receives, status);
+        if (done < 0 && self->sends && mpi->test(&self->sent, &code, status) == 0 &&
+            code)
+            self->sends = false; /* so that its memory can go */
+        if (done <= 0)
             return done;
         if ((code = mpi->get_count(status, self->over->byte, &self->came)) != 0)
             return dlb_mpi_failed("MPI_Get_count", code, self->partner);
     }
+    if (self->sends && (done = test(self, &self->sent, &self->sends, status)) <= 0)
+        return done;
     return 1;
 }
 
@@ -505,8 +508,7 @@ static int advance(dlb_ballot *self) {
     while (!self->is_over) {
         if (!self->has_begun) {
             self->has_begun = true;
-            self->tag =
-                (int)dlb_next_tag(&self->over->call_tags, self->over->highest_tag);
+            self->tag = (int)dlb_next_tag(self->over, false);
             self->round = -1;
         } else {
             int done = finish_round(self);

@@ -48,10 +48,13 @@ typedef struct {
     pid_t process;
 } dlb_peers;
 
-/* The tag after those that were given out. */
-static inline uint32_t dlb_next_tag(_Atomic uint32_t *given, int highest) {
+/* The next tag of a collective, in the lower half of all tags, or of a payload, in the
+ * upper one: both may go over one communicator. */
+static inline uint32_t dlb_next_tag(dlb_peers *over, bool is_payload) {
+    _Atomic uint32_t *given = is_payload ? &over->payload_tags : &over->call_tags;
     uint32_t before = atomic_fetch_add_explicit(given, 1, memory_order_relaxed);
-    return (before + 1) % (uint32_t)highest;
+    uint32_t half = ((uint32_t)over->highest_tag + 1) / 2;
+    return (before + 1) % half + (is_payload ? half : 0);
 }
 
 enum {
