@@ -95,12 +95,12 @@ def find_places(torch: Any) -> Places:
             "nbytes": _places_of(nbytes, storage),
         }
         found = {name: found.get(name, places) & places for name, places in words.items()}
-    data = sorted(found.pop("data"))
-    if len(data) != 2 or any(len(places) != 1 for places in found.values()):
-        raise SystemExit(f"no places for words: data {data}, {found}")
+    both = sorted(found.pop("data"))
+    if len(both) != 2 or any(len(places) != 1 for places in found.values()):
+        raise SystemExit(f"no places for words: data {both}, {found}")
     places = {name: next(iter(each)) for name, each in found.items()}
     return Places(
-        **places, data=data[0], deleter=data[0] + 8, context=data[1],
+        **places, data=both[0], deleter=both[0] + 8, context=both[1],
         resizable=_find_flag(torch, places["nbytes"] + 8),
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def differentiates(torch: Any) -> bool:
         plain = kernel(x, x)
     mapped = torch.func.vmap(kernel)(torch.ones(3, 6).double(), torch.ones(3, 6).double())
     transformed = torch.func.grad(lambda y: kernel(y, y).sum())(x.detach())
-    return (
+    return bool(
         torch.equal(first, 1 + 2 * x.detach())
         and not plain.requires_grad
         and torch.equal(mapped, torch.full((3, 6), 2.0).double())
@@ -204,7 +204,8 @@ def lends(torch: Any) -> bool:
 
 def threads(torch: Any) -> bool:
     """Threads call kernels at the same time, each with modes of its own."""
-    kernel, wrong = _adding("threads"), []
+    kernel = _adding("threads")
+    wrong: list[float] = []
 
     def work(number: int) -> None:
         x = torch.full((16,), float(number), dtype=torch.float64)
