@@ -563,3 +563,56 @@ def test_a_shared_window_of_mpi4py_is_freed_unasked(
 def test_a_tensor_of_dlbridge_has_no_call_that_frees_or_moves_its_memory() -> None:
     names = set(dir(dlbridge.zeros((3,), "float32")))
     assert not names & {"close", "data", "delete", "free", "release", "resize", "set_", "resize_"}
+
+
+@pytest.mark.subprocess
+def test_a_request_of_mpi_that_is_under_way_keeps_the_memory_of_a_torch_tensor(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    framework("torch")
+    framework("mpi4py")
+    code = """
+    from dlbridge import mpi
+
+    def large():
+        array = np.full(1 << 18, 7.0, "float32").view(Watched)
+        return torch.from_numpy(array), weakref.ref(array)
+
+    (x, sent), (y, received) = large(), large()
+    requests = [mpi.irecv(0, out=y), mpi.isend(x, 0)]
+    x.data, y.data = torch.zeros(3), torch.zeros(3)
+    assert sent() is not None and received() is not None
+    for request in requests:
+        request.wait()
+    del request, requests
+    assert sent() is None
+    """
+    run_torch(run_python, code, "general")
+
+
+@pytest.mark.subprocess
+def test_a_feed_of_a_graph_keeps_the_memory_of_a_torch_tensor(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """The tensor gets other memory during the run, before the feed is read."""
+    framework("torch")
+    code = """
+    import dlbridge.graph as tf
+
+    x, memory = watched()
+    alive = []
+
+    def change():
+        x.data = torch.zeros(3)
+        alive.append(memory() is not None)
+        return np.float32(1)
+
+    fed = tf.placeholder(tf.float32, [1000])
+    changed = tf.py_func(change, [], tf.float32)
+    with tf.control_dependencies([changed]):
+        result = tf.square(fed)
+    with tf.Session() as session:
+        assert np.all(session.run(result, {fed: x}) == 49)
+    assert alive == [True]
+    """
+    run_torch(run_python, code, "general")
