@@ -596,6 +596,7 @@ def test_jax_is_asked_with_the_stream_of_the_consumer(fake_machine, producer, mo
         return x.array.__dlpack__(stream=stream[0] if stream else -1)
 
     monkeypatch.setattr(jax, "_FUNCTIONS", [(export, None)])
+    monkeypatch.setattr(jax, "_sharing", lambda x: x)
     monkeypatch.setattr(jax.Jax, "array_type", lambda self: JaxArray)
     monkeypatch.setattr(jax.Jax, "recognises", lambda self, cls: cls is JaxArray)
     monkeypatch.setattr(JaxArray, "__module__", "jax")

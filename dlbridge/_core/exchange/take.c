@@ -487,6 +487,10 @@ static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
     if (dtype_name == NULL &&
         (dtype_name = PyUnicode_InternFromString("dtype")) == NULL)
         return -1;
+    int passes =
+        passes_guard(x, PyTuple_GET_ITEM(payload, 0), PyTuple_GET_ITEM(payload, 1));
+    if (passes <= 0)
+        return passes < 0 ? -1 : DLB_DECLINED;
     PyObject *descr = PyObject_GetAttr(x, dtype_name);
     PyObject *dtype =
         descr ? PyDict_GetItemWithError(PyTuple_GET_ITEM(payload, 3), descr) : NULL;
@@ -497,10 +501,6 @@ static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
         return take_jax_buffer(x, view);
     if (dtype == Py_None)
         return DLB_DECLINED;
-    int passes =
-        passes_guard(x, PyTuple_GET_ITEM(payload, 0), PyTuple_GET_ITEM(payload, 1));
-    if (passes <= 0)
-        return passes < 0 ? -1 : DLB_DECLINED;
     PyObject *array = view_by_method(x, PyTuple_GET_ITEM(payload, 2));
     if (array == NULL)
         return PyErr_Occurred() ? -1 : DLB_DECLINED;

@@ -196,9 +196,7 @@ class Jax(Framework):
         tensor = _host_view(x, context) if device[0] == _CPU else None
         if tensor is not None:
             return tensor
-        # Array.delete ends the process while a capsule of that very Array lives: no caller has
-        # this one.
-        x = sys.modules["jax"].make_array_from_single_device_arrays(x.shape, x.sharding, [x])
+        x = _sharing(x)
         functions = _jaxlib_functions()
         context.route.append("jaxlib capsule" if functions else "__dlpack__")
         stream = ordering.asked_stream(policy, context, device)
@@ -319,6 +317,14 @@ class Jax(Framework):
         if not found:
             raise ValueError(f"no local device with id {number}")
         return found[0]
+
+
+def _sharing(x: Any) -> Any:
+    """Return another Array with the buffer of `x`.
+
+    Array.delete ends the process while a capsule of that very Array lives: no caller has this one.
+    """
+    return sys.modules["jax"].make_array_from_single_device_arrays(x.shape, x.sharding, [x])
 
 
 def _host_view(x: Any, context: ExchangeContext) -> native.TensorBase | None:
