@@ -244,10 +244,10 @@ def place_name(framework: str, chosen: str) -> str:
 
 
 def device_object(framework: str, name: str) -> Any:
-    """Return the framework's object for the device of a place; None for its own default."""
+    """Return the framework's object for the device of a place; None for the host of its own."""
     full = name or HOST_NAME
-    is_default = backend(framework).has_host and full == default_name(framework)
-    return None if is_default else devices(framework)[full]
+    is_host = backend(framework).has_host and full == HOST_NAME == default_name(framework)
+    return None if is_host else devices(framework)[full]
 
 
 def has_devices(framework: str) -> bool:

@@ -63,3 +63,43 @@ def test_cupy_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy_graph, "import_module", {"cupy": cupy}.__getitem__)
     with pytest.raises(FrameworkMissingError, match="needs a GPU"):
         backend.devices.__wrapped__("cupy")
+
+
+def test_a_default_device_that_is_not_the_host_is_where_its_nodes_run(run_python) -> None:
+    """JAX's default device is the GPU where there is one: here its second CPU stands for that."""
+    run_python(
+        """
+        import jax, numpy as np
+        import dlbridge.graph as tf
+        from dlbridge.execution.backend import backend
+        from dlbridge.frameworks.jax import graph as jax_graph
+
+        devices, seen = jax.devices(), []
+        backend("jax").default_device = lambda: devices[1]
+        jit = jax.jit
+
+        def watched(function):
+            compiled = jit(function)
+            def call(*arrays):
+                results = compiled(*arrays)
+                seen.extend(each.devices() for each in jax.tree.leaves((arrays, results)))
+                return results
+            return call
+
+        jax_graph.jax.jit = watched
+        graph = tf.Graph()
+        with graph.as_default():
+            x = tf.placeholder(tf.float32, [3])
+            loose = tf.tanh(x) + tf.constant([1.0, 2.0, 3.0])
+            with tf.device("/device:CPU:1"):
+                placed = tf.tanh(x) + tf.constant([1.0, 2.0, 3.0])
+        want = np.tanh(np.ones(3, np.float32)) + np.array([1, 2, 3], np.float32)
+        feeds = [np.ones(3, np.float32), *(jax.device_put(np.ones(3, "f"), d) for d in devices)]
+        with tf.Session(graph=graph, framework="jax") as session:
+            for fed in feeds:
+                for y in session.run([loose, placed], {x: fed}):
+                    np.testing.assert_allclose(y, want, rtol=1e-6)
+        assert seen and set(map(frozenset, seen)) == {frozenset({devices[1]})}, seen
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=3",
+    ).check()
