@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import hops, partition, servers
+from benchmarks import hops, partition, servers, two_hosts
 from benchmarks.timing import describe_machine, render
 
 SIZES = {"8 B": 8, "1 KiB": 2**10, "4 KiB": 2**12, "8 KiB": 2**13, "64 KiB": 2**16}
@@ -66,12 +66,18 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         print(render(["size", "there and back"], [[k, f"{us:,.1f}"] for k, us in grpc.items()]))
         print()
     _, hop = _measured(_job(hops.RANKS, "hops", options))
+    hosts = two_hosts.run(quick=quick)
     parts = partition.run(quick=quick)
     bars = [
         *_bars_of_edges(edges),
         *_bars_of_grpc(edges["rows"], grpc or {}),
         *_bars_of_reductions(rows),
         Bar(f"{hops.RANKS} ranks, a hop, median", hop["median"], 300, "us"),
+        *[
+            Bar(f"two hosts, {size} there and back", us["messages"] / us["mpi4py"], bar, "x mpi4py")
+            for size, us in (hosts or {}).items()
+            for bar in (two_hosts.BARS[size],)
+        ],
         *[
             Bar(f"partitioning {nodes:,} nodes, {tasks:,} tasks, a node", us, 20, "us")
             for nodes, tasks, us in parts["curve"]
@@ -85,6 +91,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         "edges": edges,
         "grpc": grpc,
         "hop": hop,
+        "two_hosts": hosts,
         "partition": parts,
         "bars": [[*each, each.is_met()] for each in bars],
     }

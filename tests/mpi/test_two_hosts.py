@@ -1,0 +1,86 @@
+"""Two hosts, made of network namespaces: ranks of different networks, names and process numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_jobs import needs_mpi
+
+from benchmarks import two_hosts
+
+HERE = Path(__file__).resolve().parent
+pytestmark = [pytest.mark.mpi, pytest.mark.subprocess, pytest.mark.full, needs_mpi]
+
+
+@pytest.fixture
+def hosts() -> Iterator[two_hosts.Hosts]:
+    try:
+        with two_hosts.hosts() as both:
+            yield both
+    except two_hosts.NoHostsError as reason:
+        pytest.skip(f"this machine makes no hosts: {reason}")
+
+
+def start(hosts: two_hosts.Hosts, *arguments: object) -> Any:
+    """Start Python with these arguments on both hosts."""
+    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        hosts.command(*arguments),
+        env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("name", ["values", "link_is_cut"])
+def test_program(name: str, hosts: two_hosts.Hosts) -> None:
+    with start(hosts, HERE / "two_hosts_programs.py", name, hosts.folder) as job:
+        try:
+            out, error = job.communicate(timeout=150)
+        finally:
+            job.kill()
+    assert job.returncode == 0, out + error
+    assert sorted(out.splitlines()) == [f"{name} ok 0", f"{name} ok 1"]
+
+
+def test_a_host_that_dies_ends_the_job(hosts: two_hosts.Hosts) -> None:
+    with start(hosts, HERE / "two_hosts_programs.py", "host_dies", hosts.folder) as job:
+        try:
+            end = time.monotonic() + 100
+            while not (hosts.folder / "waits").exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            hosts.kill(2)
+            out, error = job.communicate(timeout=100)
+        finally:
+            job.kill()
+    assert job.returncode != 0, out + error
+    assert "ok" not in out
+
+
+def test_the_benchmark_prints_both_sizes(
+    hosts: two_hosts.Hosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del hosts  # only whether there can be any
+    figures = two_hosts.run(quick=True)
+    assert figures is not None
+    assert set(figures) == set(two_hosts.SIZES)
+    assert {way for row in figures.values() for way in row} == {"mpi4py", "messages", "graph"}
+    assert "16 MiB: mpi4py" in capsys.readouterr().out
+
+
+def test_a_machine_without_network_namespaces_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert two_hosts.run(quick=True) is None
+    assert "Two hosts: left out, " in capsys.readouterr().out
+    monkeypatch.setenv("PATH", "")
+    assert two_hosts.run(quick=True) is None
+    assert "there is no program ip" in capsys.readouterr().out
