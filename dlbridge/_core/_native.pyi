@@ -267,7 +267,7 @@ class KernelBase:
         `source` names the caller's array type in the texts of errors. Returns None, but without a
         schema what a function of tvm-ffi returned."""
 
-    def publish(self) -> None:
+    def publish(self, key: str, /) -> None:
         """Make this kernel what its name means from now on, in the whole process."""
 
 def set_kernel_hooks(

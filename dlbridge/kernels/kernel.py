@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from dlbridge.kernels.schema import Schema, encode_cost
 from dlbridge.text import escape_controls
 
 _PUBLISHED: dict[str, Kernel] = {}
+_BY_KEY: dict[str, Kernel] = {}
+_VERSIONS: dict[str, int] = {}
 
 # Bytes that a simple kernel reads and writes in about 2 µs. Two threads that call kernels gain
 # nothing by releasing the GIL below 128 KiB; it takes 35 ns, and beside busy Python threads more.
@@ -84,16 +87,20 @@ class Kernel(native.KernelBase):
 
     A kernel does not change once it is made, and its attributes are to be read only: what runs is
     settled by then. Kernels compare and hash by identity. One with a schema is known by its
-    name in this process, by which it is pickled; wrapping the same name again replaces it.
+    name in this process, by which it is pickled. Where the same name is wrapped again, it means the
+    new kernel from then on; the old one, and programs that were compiled with it, go on as before.
 
     Attributes:
         schema: its Schema, or None.
         functions: platform -> the function that serves it, see `kernels.kinds.Function`.
         vjp, jvp, batch, layout, overlap, align, gil, cost, stream: as `wrap` was given them.
         launch: grid, block and shared of a GPU kernel, see `kernels.kinds.Launch`.
+        key: by which compiled programs of this process find it, see `recorded`.
     """
 
     schema: Schema | None
+    key: str = ""
+    is_recorded: bool = False
     autograph_info__: ClassVar[dict[str, str]] = {}  # AutoGraph must not rewrite `__call__`
     shortcut: Shortcut | None = None  # set by a binding
     traced: Callable[..., Any]  # what torch.compile traces; there after `prepare("traced")`
@@ -242,21 +249,76 @@ def _is_tracing() -> bool:
     return guards is not None and guards.TracingContext.try_get() is not None
 
 
+# ---- names and keys ------------------------------------------------------------------------------
+#
+# A name means the kernel that was wrapped under it last. Programs of JAX, TensorFlow and PyTorch
+# are compiled with a kernel's derivatives, and find its function by a key. So a key that a program
+# may hold means the same kernel for good, which stays alive with it: the name for the first kernel
+# that is in a program, then the name with a version. A key of another process that is not known
+# here means the kernel of its name.
+
+_NAMING = registry.lock()
+
+
 def publish(kernel: Kernel) -> None:
     """Make `kernel` what its name means in this process from now on."""
-    kernel.publish()
-    _PUBLISHED[kernel.name] = kernel
+    with _NAMING:
+        before = _PUBLISHED.get(kernel.name)
+        free = before is not None and before.key and not before.is_recorded
+        key = before.key if before is not None and free else _new_key(kernel.name)
+        if before is not None and free:
+            before.key = ""  # programs never saw it
+        _give_key(kernel, key)
+        _PUBLISHED[kernel.name] = kernel
     binding.published(kernel)
 
 
-def published(name: str) -> Kernel | None:
-    """Return the kernel that is known as `name` in this process, or None."""
-    return _PUBLISHED.get(name)
+def recorded(kernel: Kernel) -> str:
+    """Return the key of a kernel for a program, and keep both for good."""
+    if not kernel.is_recorded:
+        with _NAMING:
+            if not kernel.key:
+                _give_key(kernel, _new_key(kernel.name))
+            kernel.is_recorded = True
+    return kernel.key
 
 
-def all_published() -> tuple[Kernel, ...]:
-    """Return the kernels that are known by name in this process."""
-    return tuple(_PUBLISHED.values())
+def _give_key(kernel: Kernel, key: str) -> None:
+    kernel.publish(key)
+    kernel.key = key
+    _BY_KEY[key] = kernel
+
+
+def _new_key(name: str) -> str:
+    if name not in _BY_KEY:
+        return name
+    while True:
+        version = _VERSIONS[name] = _VERSIONS.get(name, 1) + 1
+        key = f"{name}__v{version}"
+        if key not in _BY_KEY:
+            return key
+
+
+def serving(key: str) -> Kernel:
+    """Return the kernel that programs with this key call.
+
+    Raises:
+        KernelError: no kernel of the name is known; the module that wraps it was not imported yet.
+    """
+    return known(key) or find(_VERSION.sub("", key))
+
+
+def known(key: str) -> Kernel | None:
+    """Return the kernel that programs with this key call, or None."""
+    return _BY_KEY.get(key) or _PUBLISHED.get(_VERSION.sub("", key))
+
+
+_VERSION = re.compile(r"__v\d+$", re.ASCII)
+
+
+def all_known() -> tuple[Kernel, ...]:
+    """Return the kernels with a schema that programs of this process may call."""
+    return tuple([each for each in list(_BY_KEY.values()) if each.schema is not None])
 
 
 def find(name: str) -> Kernel:

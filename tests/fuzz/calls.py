@@ -63,7 +63,7 @@ class Fuzzer:
                 schema.encode_arguments(),
                 [(1, "dltensors", address, None)],
                 schema=schema,
-            ).publish()
+            ).publish(schema.qualified)
         self.rooms = [Guarded(ROOM) for _ in range(2 * MOST)]
 
     def __call__(self, source: random.Random) -> str:

@@ -90,7 +90,7 @@ class Fuzzer:
                 schema.encode_arguments(),
                 [(1, "dltensors", address, None)],
                 schema=schema,
-            ).publish()
+            ).publish(schema.qualified)
         self.room_in = [Guarded(ROOM) for _ in range(MOST)]
         self.room_out = [Guarded(ROOM) for _ in range(MOST)]
         self.inputs, self.outputs = (Tensor * MOST)(), (Tensor * MOST)()

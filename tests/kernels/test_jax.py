@@ -534,19 +534,19 @@ def test_a_size_is_compared_with_the_shapes_in_every_call(jax: Any, jnp: Any) ->
             call_target(jax, x, kernel="jaxtests::sized", s00=np.int64(3))
 
 
-def test_a_name_wrapped_again_is_what_programs_use_from_then_on(
+def test_an_exported_program_says_that_the_kernel_of_its_name_takes_other_arguments(
     jax: Any, jnp: Any, kernels: Any
 ) -> None:
-    schema = "jaxtests::renewed(x: f32[n], y: f32[n]) -> f32[n]"
-    kernel = kernels.make("mul", schema)
-    x, y = jnp.arange(4.0), jnp.full(4, 2.0)
-    jitted = jax.jit(kernel.jax)
-    assert jitted(x, y).tolist() == [0, 2, 4, 6]
-    wrap(lambda x, y: x + y, schema, abi="python:numpy")
-    assert jitted(x, y).tolist() == [2, 3, 4, 5]
+    """As in a process that has wrapped another kernel under the name."""
     wrap(lambda x: x, "jaxtests::renewed(x: f32[n]) -> f32[n]", abi="python:numpy")
+    x = jnp.ones(4)
+    for key in ("jaxtests::renewed", "jaxtests::renewed__v12"):
+        assert call_target(jax, x, kernel=key).tolist() == [1] * 4
+    for key in ("jaxtests::renewed__v", "jaxtests::renewed__x2", "jaxtests::__v2", "__v2", "2"):
+        with pytest.raises(error_class(jax), match="no kernel of this name is known"):
+            call_target(jax, x, kernel=key).block_until_ready()
     with pytest.raises(error_class(jax), match="trace and export it again"):
-        jitted(x, y).block_until_ready()
+        call_target(jax, x, kernel="jaxtests::renewed", s00=np.int64(4)).block_until_ready()
 
 
 # ---- many calls ----------------------------------------------------------------------------------

@@ -127,12 +127,13 @@ def test_a_published_kernel_lives_until_another_has_its_name() -> None:
     gone = weakref.ref(kept)
     kernel = native.KernelBase("test::published", None, None, GOOD["targets"], keeps=kept)
     kept.kernel = kernel
-    kernel.publish()
-    kernel.publish()
+    kernel.publish(kernel.name)
+    kernel.publish(kernel.name)
     del kernel, kept
     gc.collect()
     assert gone() is not None
-    native.KernelBase("test::published", None, None, GOOD["targets"]).publish()
+    other = native.KernelBase("test::published", None, None, GOOD["targets"])
+    other.publish(other.name)
     gc.collect()
     assert gone() is None
 
@@ -145,7 +146,7 @@ def test_publishing_while_others_publish_and_run(make: Any) -> None:
     def work(kernel: native.KernelBase) -> None:
         try:
             for _ in range(2000):
-                kernel.publish()
+                kernel.publish(kernel.name)
                 kernel.run([x, y])
         except BaseException as error:
             errors.append(error)
@@ -162,7 +163,7 @@ def test_many_names_may_be_published_at_once(make: Any) -> None:
     """The table of names grows with them."""
     kernels = [make("nothing", f"many::k{i}(x: f32[n])") for i in range(5000)]
     for kernel in kernels:
-        kernel.publish()
+        kernel.publish(kernel.name)
     x = tensors(np.zeros(3, "f4"))
     for kernel in kernels[::100]:
         kernel.run(x)

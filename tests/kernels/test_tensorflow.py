@@ -280,22 +280,18 @@ def test_python_kernels_run_on_the_threads_of_tensorflow(tf: Any) -> None:
     assert found == [[2, 2, 2]] * 40
 
 
-def test_a_kernel_goes_when_nobody_needs_it(tf: Any, samples: Any) -> None:
+def test_a_kernel_that_no_program_holds_goes_when_nobody_needs_it(tf: Any, samples: Any) -> None:
     """The op's registration keeps no kernel alive that was replaced."""
-
-    old = samples(
-        "axpy", "tf_test::replaced(x: f32[n], y: f32[n], *, alpha: float = 1.0) -> f32[n]"
-    )
-    function = tf.function(lambda x: old.tensorflow(x, x))
-    function(tf.ones(2))
+    schema = "tf_test::replaced(x: f32[n], y: f32[n], *, alpha: float = 1.0) -> f32[n]"
+    old = samples("axpy", schema)
+    assert old(np.ones(2, "f4"), np.ones(2, "f4")).tolist() == [2, 2]
+    assert callable(old.tensorflow)
     gone = weakref.ref(old)
-    del function
-    old = samples(
-        "axpy", "tf_test::replaced(x: f32[n], y: f32[n], *, alpha: float = 1.0) -> f32[n]"
-    )
+    old = samples("axpy", schema)
     for _ in range(3):
         gc.collect()
     assert gone() is None
+    assert old.key == "tf_test::replaced"
 
 
 def test_an_eager_tensor_is_no_scalar(framework) -> None:

@@ -117,7 +117,15 @@ def ops(request, framework, monkeypatch):
         monkeypatch.setattr(internals, "_SHIM", ["a symbol"])
     elif internals.shim_lacks() is not None:
         pytest.skip(f"libtorch lacks {internals.shim_lacks()}")
-    namespace = f"ops_{request.param}"
+    if request.param not in _MADE:
+        _MADE[request.param] = _make_ops(f"ops_{request.param}", torch)
+    return _MADE[request.param]
+
+
+_MADE: dict[str, SimpleNamespace] = {}
+
+
+def _make_ops(namespace, torch):
     made = SimpleNamespace(
         namespace=namespace,
         mul=make_mul(namespace),

@@ -355,12 +355,15 @@ static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
     return NULL;
 }
 
-static PyObject *publish(PyObject *self, PyObject *Py_UNUSED(unused)) {
-    dlb_kernel *kernel = as_kernel(self)->kernel;
-    dlb_entry *entry = dlb_registry_add(kernel->name);
+/* publish(key): compiled programs that hold this key call the kernel from now on */
+static PyObject *publish(PyObject *self, PyObject *key) {
+    const char *text = PyUnicode_AsUTF8(key);
+    if (text == NULL)
+        return NULL;
+    dlb_entry *entry = dlb_registry_add(text);
     if (entry == NULL)
         return PyErr_NoMemory();
-    dlb_entry_set(entry, kernel);
+    dlb_entry_set(entry, as_kernel(self)->kernel);
     Py_RETURN_NONE;
 }
 
@@ -430,8 +433,8 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_VARARGS | METH_KEYWORDS,
      "run($self, /, tensors, scalars=(), source=None)\n--\n\n"
      "Run on Tensors (or None): the inputs, then the results, which are written."},
-    {"publish", publish, METH_NOARGS,
-     "publish($self, /)\n--\n\n"
+    {"publish", publish, METH_O,
+     "publish($self, key, /)\n--\n\n"
      "Make this kernel what its name means from now on, in the whole process."},
     {NULL, NULL, 0, NULL},
 };

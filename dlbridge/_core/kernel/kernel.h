@@ -283,7 +283,8 @@ static inline bool dlb_spans_are_apart(const dlb_kernel *kernel, const dlb_span 
 /* Never freed: handlers and trampolines may keep the pointer. */
 typedef struct dlb_entry dlb_entry;
 
-dlb_entry *dlb_registry_entry(const char *name, size_t length); /* NULL: unknown */
+/* NULL: unknown. A version that another process gave ("a::f__v2") is the name's. */
+dlb_entry *dlb_registry_entry(const char *name, size_t length);
 dlb_entry *dlb_registry_add(const char *name); /* finds or makes; NULL: out of memory */
 const char *dlb_entry_name(const dlb_entry *entry);
 /* Make `kernel` (a reference is taken; NULL: none) what the name means from now on. */

@@ -63,10 +63,27 @@ static dlb_entry *find(table *in, const char *name, size_t length, uint64_t hash
     }
 }
 
+/* The length of a key without the version that it ends with, "__v2"; 0: it has none. */
+static size_t length_without_version(const char *name, size_t length) {
+    size_t digits = 0;
+    while (digits < length && name[length - digits - 1] >= '0' &&
+           name[length - digits - 1] <= '9')
+        digits++;
+    size_t rest = length - digits;
+    return digits > 0 && rest > 3 && memcmp(name + rest - 3, "__v", 3) == 0 ? rest - 3
+                                                                            : 0;
+}
+
 dlb_entry *dlb_registry_entry(const char *name, size_t length) {
     table *in = atomic_load_explicit(&current, memory_order_acquire);
     size_t place;
-    return in ? find(in, name, length, hash_name(name, length), &place) : NULL;
+    if (in == NULL)
+        return NULL;
+    dlb_entry *entry = find(in, name, length, hash_name(name, length), &place);
+    if (entry != NULL)
+        return entry;
+    length = length_without_version(name, length);
+    return length ? find(in, name, length, hash_name(name, length), &place) : NULL;
 }
 
 const char *dlb_entry_name(const dlb_entry *entry) {

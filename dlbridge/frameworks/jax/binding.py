@@ -28,7 +28,7 @@ from dlbridge.exchange import adapter
 from dlbridge.frameworks.jax import program as jax_program
 from dlbridge.frameworks.jax.program import Plan, Program, make_block
 from dlbridge.kernels.binding import Binding, framework_of
-from dlbridge.kernels.kernel import Kernel, is_native_to
+from dlbridge.kernels.kernel import Kernel, is_native_to, recorded
 from dlbridge.kernels.kinds.python_kernel import Support
 from dlbridge.kernels.schema import Arguments, refusal, type_name
 from dlbridge.signals import is_from_handler
@@ -229,7 +229,7 @@ def _published(kernel: Kernel) -> Kernel:
         return kernel
     recipe = dataclasses.replace(kernel.recipe, name=f"{kernel.name}#{next(_serial)}")
     named = Kernel(recipe)
-    named.publish()
+    recorded(named)
     return named
 
 

@@ -23,7 +23,7 @@ from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import gradients
 from dlbridge.kernels.gradients import Jvp, Vjp
-from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.kernel import Kernel, recorded
 from dlbridge.kernels.schema import Described
 
 try:
@@ -211,7 +211,7 @@ def _vary(outcome: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _attributes(kernel: Kernel, plan: Plan, written: Sequence[int]) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"kernel": kernel.name}
+    attributes: dict[str, Any] = {"kernel": recorded(kernel)}
     for index, value in plan.static:
         if value is not None:
             attributes[f"s{index:02}"] = _attribute(value)

@@ -39,7 +39,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, KernelError
 from dlbridge.kernels import gradients
-from dlbridge.kernels.kernel import Kernel, find
+from dlbridge.kernels.kernel import Kernel, recorded, serving
 from dlbridge.kernels.schema import Described, Schema
 
 CALL = "DlbridgeCall"
@@ -254,7 +254,7 @@ def execute(
         text, extra = write_scalars(scalars, len(plans.texts) >= _MAX_TEXTS)
         plans.texts.add(text)
         inputs += extra
-    attributes = ("kernel", kernel.name, "scalars", text, "present", plan.present, *_ONE_CALL)
+    attributes = ("kernel", recorded(kernel), "scalars", text, "present", plan.present, *_ONE_CALL)
     given = (*attributes, "Tout", plan.dtypes)
     context = eager_context.context()
     try:
@@ -319,7 +319,7 @@ def trace(
         plan.op,
         name=_node_name(kernel.name),
         inputs=[x for x in tensors if x is not None] + extra,
-        kernel=kernel.name,
+        kernel=recorded(kernel),
         scalars=text,
         present=plan.present,
         batched="".join(["1" if each else "0" for each in batched]),
@@ -380,7 +380,7 @@ class Node:
     def __init__(
         self, attributes: Mapping[str, str], inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> None:
-        kernel = find(attributes["kernel"])
+        kernel = serving(attributes["kernel"])
         assert kernel.schema is not None
         self.kernel: Kernel = kernel
         self.schema: Schema = kernel.schema

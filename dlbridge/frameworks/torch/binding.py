@@ -24,11 +24,10 @@ from dlbridge.frameworks.torch.operators import (
     describe,
     offer,
     operator,
-    registered,
     written,
 )
 from dlbridge.kernels.binding import Binding
-from dlbridge.kernels.kernel import Kernel, Shortcut, all_published, find, is_native_to
+from dlbridge.kernels.kernel import Kernel, Shortcut, all_known, is_native_to, serving
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
 from dlbridge.kernels.schema import Arguments, Schema, described, refusal, refuse_scalar, unfit
@@ -48,7 +47,7 @@ class TorchBinding(Binding):
     name = "torch"
 
     def __init__(self) -> None:
-        for kernel in all_published():
+        for kernel in all_known():
             offer(kernel)
         _serve_loaders()
 
@@ -129,10 +128,8 @@ class TorchBinding(Binding):
         return traceable(kernel)
 
     def published(self, kernel: Kernel) -> None:
-        """Redefine the operator of a name where its kernel was replaced."""
+        """Have torch.ops find the operator of a kernel that was wrapped."""
         offer(kernel)
-        if registered(kernel.name):
-            operator(kernel)
 
 
 _NO_SHORTCUT = Shortcut("torch", lambda *_: NotImplemented)
@@ -223,7 +220,7 @@ def _after_operators(loader: Any) -> Any:
 
 
 def _make_operators() -> None:
-    for kernel in all_published():
+    for kernel in all_known():
         operator(kernel)
 
 
@@ -264,11 +261,11 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
 
 def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
     """Have dynamo trace the Python function in place of a builtin one, now or when it is loaded."""
-    prepare, name = kernel.prepare, kernel.name
+    prepare, key = kernel.prepare, kernel.key  # not the kernel, which this would keep alive
 
     def call(*args: Any, **kwargs: Any) -> Any:
         prepare("traced")
-        return find(name).traced(*args, **kwargs)
+        return serving(key).traced(*args, **kwargs)
 
     entry = function, call
     if _SUBSTITUTES.setdefault(id(function), entry) is not entry:

@@ -21,7 +21,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.frameworks.torch.operators import is_differentiable, refuse_foreign
 from dlbridge.kernels import gradients
-from dlbridge.kernels.kernel import Kernel, Shortcut, published
+from dlbridge.kernels.kernel import Kernel, Shortcut
 from dlbridge.kernels.schema import MISSING, Described, Schema, cotangent_name
 
 _PLAIN = frozenset((torch.Tensor, Parameter))
@@ -50,7 +50,7 @@ def make(kernel: Kernel) -> Shortcut | None:
 
 
 def _caller(schema: Schema, function: Any) -> Callable[[Kernel, Any, Any], Any]:
-    name, count = schema.qualified, len(schema.parameters)
+    count = len(schema.parameters)
     places = [place for place, part in enumerate(schema.parameters) if part.is_tensor]
     is_straight = len(schema.positional) == count
     is_grad_enabled, direct_allows = torch.is_grad_enabled, native.torch_direct_allows
@@ -73,7 +73,6 @@ def _caller(schema: Schema, function: Any) -> Callable[[Kernel, Any, Any], Any]:
             and is_grad_enabled()
             and direct_allows(_PROBE)
             and getattr(forward_ad, "_current_level", 0) < 0
-            and published(name) is kernel
         ):
             return NotImplemented
         try:

@@ -5,9 +5,11 @@ kernel without results has the first only. Bodies are C functions (`_core/torch_
 libtorch lacks what these need, or their pool is empty, torch.library makes the same operators in
 Python.
 
-Registrations stay: compiled and exported graphs may hold an operator until the process ends.
-When a name is wrapped again with the same schema nothing changes here, since bodies and rules look
-the kernel up when they run. With another schema the operator is redefined under its old name.
+Registrations stay: compiled and exported graphs may hold an operator until the process ends. So an
+operator belongs to one kernel, and is named by its key (`kernels.kernel.recorded`). When a name is
+wrapped again, the operator of the new kernel is `torch.ops.<namespace>.<name>__v2`: graphs find
+theirs in torch.ops by name, each time that they run, and go on with the old one, forward and
+backward.
 
 Exported and compiled programs find their operators by name. So a kernel that was wrapped has one as
 soon as it is looked up in torch.ops, and those that torch never sees cost nothing.
@@ -23,7 +25,7 @@ require a gradient, and backward raises: gradients are never dropped.
 
 torch.vmap computes a batch by the kernel's `batch=`.
 
-Rules find operator and kernel by name when they run (`current`), since a name may be wrapped again.
+Rules find operator and kernel by that key when they run (`current`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ import torch
 from torch import _C
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
-from torch.fx import operator_schemas
 
 from dlbridge import registry
 from dlbridge._core import native
@@ -48,7 +49,7 @@ from dlbridge.exchange import protocol
 from dlbridge.frameworks.torch.internals import shim_lacks
 from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import QUALITIES, Binding, binding
-from dlbridge.kernels.kernel import Kernel, find, published
+from dlbridge.kernels.kernel import Kernel, known, recorded, serving
 from dlbridge.kernels.schema import (
     DECIDE,
     MISSING,
@@ -69,18 +70,19 @@ _LETTERS = {"tensor": "t", "int": "i", "float": "f", "bool": "b", "str": "s"}
 
 
 class Operator:
-    """The operators of one name.
+    """The operators of one kernel.
 
     Attributes:
-        name: "namespace::name", the kernel's.
-        schema: of the kernel that they were defined for, or of one that needs the same ones.
+        name: "namespace::name", the kernel's key.
+        own: what follows the namespace.
+        schema: the kernel's.
         layout: the schema with its arguments as the operators have them.
         definitions: their schemas as torch writes them: the functional one, that with `out`.
         out_names: the arguments of the `out` overload that are buffers for results.
         out_at: before which argument they stand. By position they are faster, so that they come
             before those by name only, unless there are defaults before.
         out_by_name: whether they stand last, by name only.
-        packet: what `torch.ops` has under this name.
+        packet: what `torch.ops` has for it.
         default, out: its overloads as `torch.ops` has them; `out` is None without results.
     """
 
@@ -93,13 +95,14 @@ class Operator:
         "out_at",
         "out_by_name",
         "out_names",
+        "own",
         "packet",
         "schema",
-        "undo",
     )
 
-    def __init__(self, schema: Schema) -> None:
-        self.name = schema.qualified
+    def __init__(self, key: str, schema: Schema) -> None:
+        self.name = key
+        self.own = key.partition("::")[2]
         self.schema = schema
         self.layout = _lay_out(schema)
         self.out_names = _out_names(schema)
@@ -108,11 +111,11 @@ class Operator:
             for part in self.layout.parameters[: len(self.layout.positional)]
         )
         self.out_at = len(self.layout.parameters if self.out_by_name else self.layout.positional)
-        self.definitions = _definitions(self.layout, self.out_names, self.out_by_name)
+        named = self.layout.named(key)
+        self.definitions = _definitions(named, self.out_names, self.out_by_name)
         self.packet: Any = None
         self.default: Any = None
         self.out: Any = None
-        self.undo: Callable[[], None] = _nothing
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -152,10 +155,6 @@ class Operator:
             sorted_[part.is_tensor].append(None if value is MISSING else value)
         outs = [given[name] for name in self.out_names] if is_out else []
         return sorted_[True], sorted_[False], outs
-
-
-def _nothing() -> None:
-    pass
 
 
 # ---- torch's schemas -----------------------------------------------------------------------------
@@ -209,91 +208,67 @@ def _definitions(schema: Schema, out_names: tuple[str, ...], out_by_name: bool) 
 # ---- the table of operators ----------------------------------------------------------------------
 
 _OPERATORS: dict[str, Operator] = {}
-_RULED: set[str] = set()
 _LIBRARIES: dict[str, Any] = {}
+_UNDO: list[Callable[[], None]] = []  # which keep registrations: a Library ends its own with it
 _NUMBERS: dict[tuple[str, str, int], int] = {}
 _LOCK = registry.lock()
 _BEING_DEFINED = local()
 
 
 def operator(kernel: Kernel) -> Operator:
-    """Return the operators of a kernel that is known by its name; they are registered if need be.
+    """Return the operators of a kernel; they are registered if need be.
 
     Raises:
-        ArgumentError: the kernel has no schema, or its name means another kernel by now.
+        ArgumentError: the kernel has no schema.
     """
     schema = kernel.schema
     if schema is None:
         raise ArgumentError(
             f"{kernel.name}: an operator of torch needs a schema; give one to dlbridge.wrap"
         )
-    found = _OPERATORS.get(kernel.name)
-    if found is None or found.schema is not schema:
-        found = registry.load(_renew, kernel, schema)
-    return found
+    found = _OPERATORS.get(kernel.key)
+    return found if found is not None else registry.load(_make, recorded(kernel), schema)
 
 
-def current(name: str) -> tuple[Operator, Kernel]:
-    """Return what a name means now, for rules that torch calls by name."""
-    kernel = find(name)
+def current(key: str) -> tuple[Operator, Kernel]:
+    """Return the operator and the kernel of a key, for rules that torch calls by it."""
+    kernel = serving(key)
     return operator(kernel), kernel
 
 
-def registered(name: str) -> bool:
-    """Return whether the kernel of this name has an operator, or is being given one here."""
-    return name in _OPERATORS or getattr(_BEING_DEFINED, "name", None) == name
-
-
-def _renew(kernel: Kernel, schema: Schema) -> Operator:
-    if find(kernel.name) is not kernel:
-        raise ArgumentError(
-            f"{kernel.name}: another kernel was wrapped under this name since, and torch knows "
-            "operators by name; wrap one of them under another name"
-        )
+def _make(key: str, schema: Schema) -> Operator:
     with _LOCK:
-        made = Operator(schema)
-        old = _OPERATORS.get(made.name)
-        if old is not None and old.definitions == made.definitions:
-            old.schema = schema
-            return old
-        _BEING_DEFINED.name = made.name  # torch looks the name up while it forgets the old one
+        found = _OPERATORS.get(key)
+        if found is not None:
+            return found
+        made = Operator(key, schema)
+        _BEING_DEFINED.key = key  # torch.ops looks it up
         try:
-            if old is not None:
-                del _OPERATORS[made.name]
-                old.undo()
-            _define(made, old)
+            _define(made)
         finally:
-            _BEING_DEFINED.name = None
-        _OPERATORS[made.name] = made
+            _BEING_DEFINED.key = None
+        _OPERATORS[key] = made
         return made
 
 
 # ---- registration --------------------------------------------------------------------------------
 
 
-def _define(made: Operator, old: Operator | None) -> None:
+def _define(made: Operator) -> None:
     namespace = made.schema.namespace
     library = _LIBRARIES.get(namespace)
     if library is None:
         library = _LIBRARIES[namespace] = torch.library.Library(namespace, "FRAGMENT")
     number = _number(made)
-    made.undo = _define_in_python(made) if number is None else _define_in_c(made, number)
+    undo = _define_in_python(made) if number is None else _define_in_c(made, number)
     try:
-        _look_up(made, old)
+        _look_up(made)
         for is_out, _ in enumerate(made.definitions):
-            _rule(made, library, bool(is_out))
+            add_rules(made, library, bool(is_out), current)
     except BaseException:
-        made.undo()
+        undo()
         raise
-
-
-def _rule(made: Operator, library: Any, is_out: bool) -> None:
-    """Add the rules of an overload: once, since they look the kernel up by name."""
-    name = overload_name(made.name, is_out)
-    if name in _RULED:
-        return
-    add_rules(made, library, is_out, current)
-    _RULED.add(name)
+    _UNDO.append(undo)
 
 
 def _number(made: Operator) -> int | None:
@@ -344,33 +319,13 @@ def _define_in_python(made: Operator) -> Callable[[], None]:
     return undo
 
 
-def _look_up(made: Operator, old: Operator | None) -> None:
-    """Set the overloads: the objects that `torch.ops` had for this name before, if it had any.
-
-    The dispatcher keeps the overload that it hands to `__torch_dispatch__`, and compiled graphs
-    keep theirs. So objects of an earlier definition become what the new ones are.
-    """
+def _look_up(made: Operator) -> None:
+    """Set the overloads that `torch.ops` has."""
     namespace = getattr(torch.ops, made.schema.namespace)
-    own = made.schema.name
-    vars(namespace).pop(own, None)
-    signatures = getattr(operator_schemas, "_SCHEMA_TO_SIGNATURE_CACHE", {})
-    for overload in ("", "out"):
-        signatures.pop((made.name, overload), None)
-    packet = getattr(namespace, own)
-    overloads = ("default", "out") if made.out_names else ("default",)
-    fresh = {overload: getattr(packet, overload) for overload in overloads}
-    if old is not None:
-        kept = old.packet
-        known = {name: vars(kept)[name] for name in overloads if name in vars(kept)}
-        for name, overload in known.items():
-            vars(overload).update(vars(fresh[name]))
-        vars(kept).clear()
-        vars(kept).update(vars(packet) | known)
-        setattr(namespace, own, kept)
-        packet = kept
-    made.packet = packet
-    made.default = packet.default
-    made.out = packet.out if made.out_names else None
+    vars(namespace).pop(made.own, None)
+    made.packet = getattr(namespace, made.own)
+    made.default = made.packet.default
+    made.out = made.packet.out if made.out_names else None
 
 
 # ---- torch.ops -----------------------------------------------------------------------------------
@@ -382,10 +337,15 @@ class _Namespace(torch._ops._OpNamespace):  # type: ignore[misc]
     __module__ = torch._ops._OpNamespace.__module__  # operators are pickled by it
 
     def __getattr__(self, name: str) -> Any:
-        kernel = published(f"{self.name}::{name}")
-        if kernel is not None and not registered(kernel.name):
-            operator(kernel)
-        return super().__getattr__(name)
+        key = f"{self.name}::{name}"
+        if key in _OPERATORS or getattr(_BEING_DEFINED, "key", None) == key:
+            return super().__getattr__(name)
+        kernel = known(key)
+        if kernel is None:
+            return super().__getattr__(name)
+        packet = operator(kernel).packet  # of another name, if the key is of another process
+        setattr(self, name, packet)
+        return packet
 
 
 def offer(kernel: Kernel) -> None:
@@ -453,7 +413,7 @@ def add_rules(operator: Operator, library: Any, is_out: bool, current: Lookup) -
         current: tells what the name means when a rule runs.
     """
     full = overload_name(operator.name, is_out)
-    own = overload_name(operator.schema.name, is_out)
+    own = overload_name(operator.own, is_out)
     torch.library.register_fake(full, fake(current, operator.name, is_out), lib=library)
     if is_out or operator.schema.mutated:
         # The body refuses what autograd would have to know of, so autograd need not look.
@@ -736,7 +696,7 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
     """Return what stands at the autograd key of the functional operator of a name."""
 
     def differentiate(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        result = native.torch_call_plain(find(name), *args, **kwargs)
+        result = native.torch_call_plain(serving(name), *args, **kwargs)
         if result is not NotImplemented:
             return result
         operator, kernel = current(name)

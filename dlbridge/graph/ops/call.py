@@ -313,6 +313,8 @@ def _call_kernel(
     scalars: dict[str, Any],
 ) -> Any:
     """Create an operation for a kernel, whose schema checks the inputs and knows the results."""
+    from dlbridge.kernels.kernel import recorded
+
     schema = kernel.schema
     if schema.mutated:
         names = ", ".join(schema.tensors[place].name for place in schema.mutated)
@@ -333,7 +335,7 @@ def _call_kernel(
         )
     given = {key: each.encode() if isinstance(each, str) else each for key, each in scalars.items()}
     attrs = {
-        "f": FunctionName(schema.qualified, given),
+        "f": FunctionName(recorded(kernel), given),
         "is_kernel": True,
         "Tout": kinds,
         "shapes": known,

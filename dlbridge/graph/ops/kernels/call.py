@@ -44,10 +44,10 @@ def _call(node: Node, context: Context) -> Function:
     name, scalars = node.attrs["f"]
     if not node.attrs["is_kernel"]:
         return _checked(find_function(name, node).function, name, node, context)
-    from dlbridge.kernels.kernel import find
+    from dlbridge.kernels.kernel import serving
 
     try:
-        function = getattr(find(name), context.framework)
+        function = getattr(serving(name), context.framework)
     except KernelError as error:
         raise NotFoundError(str(error), node) from error
     if scalars:
