@@ -211,7 +211,7 @@ def test_writing_what_is_not_declared_is_found_by_torch(framework) -> None:
         run(function, "python:torch")
     assert str(caught.value) == (
         "loan::add wrote into 'y', which is not declared to be written; mark it with ! in the "
-        "schema, or copy it first"
+        "schema, or copy it first (its values have changed)"
     )
 
 

@@ -330,8 +330,9 @@ static void report_written(const python_call *call) {
             was_written(borrowed->object)) {
             dlb_frame_fail(call->frame, DLB_ERROR_KERNEL,
                            "%s wrote into '%s', which is not declared to be written; "
-                           "mark it with ! in the schema, or copy it first",
-                           call->kernel->name, tensor_name(call, i, room));
+                           "mark it with ! in the schema, or copy it first%s",
+                           call->kernel->name, tensor_name(call, i, room),
+                           borrowed->is_copy ? "" : " (its values have changed)");
             return;
         }
     }

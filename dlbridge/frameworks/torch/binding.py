@@ -16,7 +16,12 @@ from torch import _C
 from dlbridge import cuda, registry
 from dlbridge._core import native
 from dlbridge.dtype import DType
-from dlbridge.errors import ExchangeError, FrameworkMissingError, UnsupportedTypeError
+from dlbridge.errors import (
+    ExchangeError,
+    FrameworkMissingError,
+    KernelError,
+    UnsupportedTypeError,
+)
 from dlbridge.exchange import adapter, exchange
 from dlbridge.frameworks.torch import LAZY, eager
 from dlbridge.frameworks.torch.operators import (
@@ -290,8 +295,9 @@ def _register_all() -> None:
 # ---- kernels that are functions of torch tensors, called with torch tensors ----------------------
 #
 # No operator is between: torch differentiates, traces and batches them as it does any Python
-# function. Arguments and results are compared with the schema, and nothing else happens: no loans,
-# no protection of arguments from being written. `is_native_to` says when this is so.
+# function. Arguments and results are compared with the schema. The rules of all kernels hold: what
+# is not declared to be written must not be, and results are memory of their own. What torch.compile
+# traces is the function alone. `is_native_to` says when this is so.
 
 
 def call_own(kernel: Kernel, arguments: Arguments) -> Any:
@@ -300,6 +306,7 @@ def call_own(kernel: Kernel, arguments: Arguments) -> Any:
     Raises:
         UnsupportedTypeError: a wrong dtype, or a wrong number of results.
         ArgumentError: a wrong shape.
+        KernelError: the function wrote into an argument that is not declared to be written.
     """
     schema = kernel.schema
     assert schema is not None
@@ -316,13 +323,18 @@ def call_own(kernel: Kernel, arguments: Arguments) -> Any:
     )
     if out is None and place is not None and place.default is place.empty:
         out = [_empty(first, *result) for result in schema.results_of(bindings)]
+    versions = [_version(each) for each in tensors]
     if out is not None and place is not None:
         given["out"] = out[0] if len(out) == 1 else tuple(out)
         _call_with(function, schema, arguments, given)
+        _refuse_writes(schema, tensors, versions)
         return _unpack(out)
     results = _several(_call_with(function, schema, arguments, given), schema)
+    _refuse_writes(schema, tensors, versions)
     schema.check_out(bindings, [described(each) for each in results])
     if out is None:
+        if kernel.overlap != "allow":
+            _separate(results, tensors)
         return _unpack(results)
     for destination, result in zip(out, results, strict=True):
         destination.copy_(result)
@@ -338,6 +350,7 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
     assert schema is not None
     function = next(iter(kernel.functions.values())).callable
     takes_out = _special(function, schema, "out") is not None
+    separate = kernel.overlap != "allow"
 
     def run(*args: Any, **kwargs: Any) -> Any:
         arguments = schema.arrange(args, kwargs, traced=True, symbolic=True)
@@ -347,6 +360,11 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
             _call_with(function, schema, arguments, given)
             return _unpack(out)
         results = _several(_call_with(function, schema, arguments, {}), schema)
+        if separate:
+            results = [
+                each.clone() if any(each is one for one in arguments.tensors) else each
+                for each in results
+            ]
         for destination, result in zip(out or (), results, strict=False):
             destination.copy_(result)
         return _unpack(results if out is None else out)
@@ -361,6 +379,73 @@ def _call_with(
     names = [part.name for part in schema.scalars]
     scalars = dict(zip(names, arguments.scalars, strict=True))
     return function(*arguments.tensors, **scalars, **given)
+
+
+def _version(tensor: Any) -> int:
+    """Return how often a tensor was written; 0 for one that does not count it."""
+    return 0 if tensor is None or tensor.is_inference() else int(tensor._version)
+
+
+def _refuse_writes(schema: Schema, tensors: Sequence[Any], versions: Sequence[int]) -> None:
+    """Refuse what the function did to an argument that it must leave alone."""
+    for place, (tensor, version) in enumerate(zip(tensors, versions, strict=True)):
+        if place in schema.mutated or _version(tensor) == version:
+            continue
+        if any(tensors[each] is not None and _memory(tensors[each]) == _memory(tensor)
+               for each in schema.mutated):  # fmt: skip
+            continue  # a view of what it may write
+        raise KernelError(
+            f"{schema.qualified} wrote into {schema.tensors[place].name!r}, which is not declared "
+            "to be written; mark it with ! in the schema, or copy it first (its values have "
+            "changed)"
+        )
+
+
+def _separate(results: list[Any], tensors: Sequence[Any]) -> None:
+    """Copy results that are memory of the arguments, or of which the function keeps something.
+
+    It could write there in its next call, as into a buffer that it uses again.
+    """
+    given = {_memory(each) for each in tensors if each is not None}
+    for place in range(len(results)):
+        others = sys.getrefcount(results[place]) - 2  # the list and the call
+        result = results[place]
+        if others > 0 or _memory(result) in given or _is_held(result):
+            results[place] = result.clone()
+
+
+def _memory(tensor: Any) -> int:
+    """Return what is equal for tensors that share memory: the address of the storage."""
+    while _C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _C._functorch.get_unwrapped(tensor)
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_held(result: Any) -> bool:
+    """Return whether another tensor has the storage of a result that autograd does not know."""
+    if type(result) not in _PLAIN or result.layout is not torch.strided or result.requires_grad:
+        return False
+    if _C._functorch.is_functorch_wrapped_tensor(result):
+        return False
+    if _base_references(result) > _NEW_VIEW:
+        return True
+    storage = result.untyped_storage()  # which counts itself, and so does a view's base
+    count: int = _C._storage_Use_Count(storage._cdata)
+    return count > 2 + (result._base is not None)
+
+
+def _base_references(tensor: Any) -> int:
+    """Return how many references there are to what a tensor is a view of."""
+    base = tensor._base
+    return 0 if base is None else sys.getrefcount(base)
+
+
+_NEW_VIEW = _base_references(torch.empty(2)[1:])  # of a base that nobody else has
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def _function_for(kernel: Kernel, tensors: Sequence[Any]) -> Callable[..., Any]:
