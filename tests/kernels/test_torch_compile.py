@@ -211,6 +211,65 @@ def test_numbers_may_be_symbolic_and_a_name_wrapped_again_on_any_torch(torch, co
         assert torch.equal(operator(x), x + step)
 
 
+# ---- optional tensors that are written -----------------------------------------------------------
+
+
+def make_tap(torch, name, schema="x: f32[n], y!: f32[n]? = None, *, z!: f32[n]? = None"):
+    def tap(x, y, z):
+        if y is not None:
+            y[:] = x + 1
+        if z is not None:
+            z[:] = x + 2
+        return 2 * x
+
+    return dlbridge.wrap(tap, f"optional::{name}({schema}) -> f32[n]", abi="python:numpy")
+
+
+LEFT_OUT = {
+    "both": lambda kernel, x, y: kernel(x),
+    "both, by None": lambda kernel, x, y: kernel(x, None, z=None),
+    "the first": lambda kernel, x, y: kernel(x, z=y),
+    "the second": lambda kernel, x, y: kernel(x, y),
+}
+
+
+@pytest.mark.parametrize("which", LEFT_OUT)
+def test_graphs_have_no_written_argument_that_is_left_out(torch, which) -> None:
+    """Inductor cannot compile it; what is left out has an overload without it."""
+    kernel, targets = make_tap(torch, "tap"), []
+
+    def backend(graph, _):
+        targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        assert not any(None in (*node.args, *node.kwargs.values()) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.compiler.reset()
+    function = torch.compile(
+        lambda x, y: LEFT_OUT[which](kernel, x, y) + 1, fullgraph=True, backend=backend
+    )
+    x, y, expected = torch.ones(3), torch.zeros(3), torch.zeros(3)
+    assert function(x, y).tolist() == (LEFT_OUT[which](kernel, x, expected) + 1).tolist()
+    assert y.tolist() == expected.tolist()
+    assert str(targets[0]).partition(".without_")[1]
+    arguments = (x,) if "both" in which else (x, y)
+    assert torch.library.opcheck(targets[0], arguments[: len(targets[0]._schema.arguments)])
+    with pytest.raises(Exception, match="requires_grad"):
+        function(torch.ones(3, requires_grad=True), torch.zeros(3))
+
+
+@pytest.mark.full
+def test_inductor_compiles_calls_that_leave_out_what_would_be_written(torch) -> None:
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("inductor needs a C++ compiler")
+    kernel = make_tap(torch, "inductor")
+    torch.compiler.reset()
+    for call in LEFT_OUT.values():
+        x, y, expected = torch.ones(3), torch.zeros(3), torch.zeros(3)
+        function = torch.compile(lambda x, y, call=call: call(kernel, x, y) + 1, fullgraph=True)
+        assert function(x, y).tolist() == (call(kernel, x, expected) + 1).tolist()
+        assert y.tolist() == expected.tolist()
+
+
 # ---- what does not fit ---------------------------------------------------------------------------
 
 

@@ -252,9 +252,17 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
         return traceable_own(kernel)
     made = operator(kernel)
     schema, default, out_overload = made.schema, made.default, made.out
+    shorter = made.shorter
+    may_lack = [(place, part.name) for place, part in enumerate(schema.tensors)
+                if part.optional and part.mutated]  # fmt: skip
 
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = schema.arrange(args, kwargs, traced=True, symbolic=True)
+        if shorter and arguments.out is None:
+            lacks = tuple([name for place, name in may_lack if arguments.tensors[place] is None])
+            if lacks:
+                values, named = made.pack(arguments.tensors, arguments.scalars, (), lacks)
+                return shorter[lacks](*values, **named)
         values, named = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
             return default(*values, **named)

@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import combinations
 from threading import Thread, local
 from typing import Any
 
@@ -84,6 +85,7 @@ class Operator:
         out_by_name: whether they stand last, by name only.
         packet: what `torch.ops` has for it.
         default, out: its overloads as `torch.ops` has them; `out` is None without results.
+        shorter: overloads without optional tensors that are written, by the names of those.
     """
 
     __slots__ = (
@@ -98,6 +100,7 @@ class Operator:
         "own",
         "packet",
         "schema",
+        "shorter",
     )
 
     def __init__(self, key: str, schema: Schema) -> None:
@@ -116,6 +119,7 @@ class Operator:
         self.packet: Any = None
         self.default: Any = None
         self.out: Any = None
+        self.shorter: dict[tuple[str, ...], Any] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -123,15 +127,24 @@ class Operator:
         return tuple(definition.partition("(")[0] for definition in self.definitions)
 
     def pack(
-        self, tensors: Sequence[Any], scalars: Sequence[Any], outs: Sequence[Any] = ()
+        self,
+        tensors: Sequence[Any],
+        scalars: Sequence[Any],
+        outs: Sequence[Any] = (),
+        without: tuple[str, ...] = (),
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return positional and keyword arguments for a sorted call: of `out`, if there are any."""
+        """Return positional and keyword arguments for a sorted call.
+
+        Of `out`, if there are any; or of the overload that lacks the arguments `without`.
+        """
         next_tensor, next_scalar = iter(tensors), iter(scalars)
         args: list[Any] = []
         kwargs = {}
         for part in self.layout.parameters:
             # dynamo of older torch reads no properties of named tuples
             value = next(next_tensor if part.kind == "tensor" else next_scalar)
+            if part.name in without:
+                continue
             if part.keyword_only:
                 kwargs[part.name] = value
             else:
@@ -265,10 +278,55 @@ def _define(made: Operator) -> None:
         _look_up(made)
         for is_out, _ in enumerate(made.definitions):
             add_rules(made, library, bool(is_out), current)
+        made.shorter = _define_shorter(made)
     except BaseException:
         undo()
         raise
     _UNDO.append(undo)
+
+
+_MOST_OPTIONAL = 4  # optional tensors that are written: there is an overload for each choice
+
+
+def _define_shorter(made: Operator) -> dict[tuple[str, ...], Any]:
+    """Define overloads for calls that leave out optional tensors which the kernel would write.
+
+    Inductor cannot compile an operator with results one of whose written arguments is None
+    (pytorch#180618), so graphs call an operator that does not have it. They are returned by the
+    names of what each of them lacks.
+    """
+    schema = made.schema
+    names = [part.name for part in schema.tensors if part.optional and part.mutated]
+    if not schema.results or len(names) > _MOST_OPTIONAL:
+        return {}
+    return {
+        without: _define_without(made, without)
+        for count in range(1, len(names) + 1)
+        for without in combinations(names, count)
+    }
+
+
+def _define_without(made: Operator, without: tuple[str, ...]) -> Any:
+    parts = [part for part in made.layout.parameters if part.name not in without]
+    schema = type(made.schema)(made.schema.namespace, made.own, parts, made.schema.results)
+    overload = f"without_{'_'.join(without)}"
+    own = f"{made.own}.{overload}"
+    rest = schema.torch_schema().removeprefix(made.own)
+    names = [part.name for part in parts]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        tensors, scalars, _ = made.unpack(False, (), given)
+        values, named = made.pack(tensors, scalars)
+        return made.default(*values, **named)
+
+    library = _LIBRARIES[made.schema.namespace]
+    library.define(f"{own}{rest}")
+    for key in _keys(made):
+        library.impl(own, run, key)
+    torch.library.register_fake(f"{made.schema.namespace}::{own}", run, lib=library)
+    library.impl(own, torch.library.fallthrough_kernel, "Autograd")
+    return getattr(made.packet, overload)
 
 
 def _number(made: Operator) -> int | None:
