@@ -61,6 +61,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     effort = QUICK if quick else THOROUGH
     tf = graph_build.tensorflow()
     figures = [*measure_runs(tf, effort), measure_large(tf, quick=quick)]
+    figures += measure_models(tf, effort)
     figures += [describe_rate(row) for row in graph_build.rows(quick)]
     figures.append(measure_import(tf, quick=quick))
     figures += graph_hostile.measure(quick=quick)
@@ -112,13 +113,18 @@ def tensorflow_sessions(tf: Any) -> list[dict[str, Any]]:
     if tf is None:
         return []
     names = build(tf)
+    return [
+        with_session(names, tf.Session(graph=names["graph"], config=each)) for each in _configs(tf)
+    ]
+
+
+def _configs(tf: Any) -> list[Any]:
     found = []
     for threads in (0, -1):
         config = tf.ConfigProto(inter_op_parallelism_threads=threads)
         config.graph_options.optimizer_options.opt_level = -1
         config.graph_options.rewrite_options.disable_meta_optimizer = True
-        session = tf.Session(graph=names["graph"], config=config)
-        found.append(with_session(names, session))
+        found.append(config)
     return found
 
 
@@ -167,6 +173,53 @@ def measure_large(tf: Any, *, quick: bool) -> dict[str, Any]:
     mine, *theirs = (median(sample) for sample in samples)
     what = f"feed {big.nbytes >> 20} MiB, look at the shape"
     return figure(what, mine, min(theirs, default=None), None, limit_ns=1e6)
+
+
+# ---- everyday graphs ---------------------------------------------------------------------------
+
+
+def preprocess(tf: Any) -> dict[str, Any]:
+    """Return a batch of photos, resized, normalised, mirrored and clipped."""
+    photos = tf.placeholder(tf.uint8, [None, None, None, 3])
+    y = tf.image.resize_bilinear(tf.cast(photos, tf.float32), [224, 224])
+    y = (y - tf.constant([123.7, 116.8, 103.9])) / tf.constant([58.4, 57.1, 57.4])
+    result = tf.clip_by_value(tf.reverse(y, [2]), -2.0, 2.0)
+    rows = np.random.default_rng(0).integers(0, 256, (4, 256, 320, 3))
+    return {"fetch": result, "feeds": {photos: rows.astype(np.uint8)}}
+
+
+def unroll_lstm(tf: Any, steps: int = 20, size: int = 64) -> dict[str, Any]:
+    """Return the last state of an LSTM that is unrolled."""
+    rng = np.random.default_rng(0)
+    x = tf.placeholder(tf.float32, [None, steps, size])
+    weights = tf.constant(rng.standard_normal((2 * size, 4 * size)).astype(np.float32) / 10)
+    bias = tf.constant(np.zeros(4 * size, np.float32))
+    state = memory = tf.zeros([tf.shape(x)[0], size])
+    for step in tf.unstack(x, steps, axis=1):
+        gates = tf.matmul(tf.concat([step, state], 1), weights) + bias
+        taken, new, kept, shown = tf.split(gates, 4, 1)
+        memory = memory * tf.sigmoid(kept + 1.0) + tf.sigmoid(taken) * tf.tanh(new)
+        state = tf.tanh(memory) * tf.sigmoid(shown)
+    return {"fetch": state, "feeds": {x: rng.standard_normal((16, steps, size)).astype("f4")}}
+
+
+MODELS = {"image preprocessing": preprocess, "LSTM of 20 unrolled steps": unroll_lstm}
+
+
+def measure_models(tf: Any, effort: Effort) -> list[dict[str, Any]]:
+    """Return the figures of everyday graphs in NumPy, the default."""
+    figures = []
+    for what, build_model in MODELS.items():
+        with ours.Graph().as_default() as graph:
+            sides = [build_model(ours) | {"s": ours.Session(graph=graph)}]
+        if tf is not None:
+            with tf.Graph().as_default() as graph:
+                names = build_model(tf)
+            sides += [names | {"s": tf.Session(graph=graph, config=each)} for each in _configs(tf)]
+        calls = {f"side{i}": compiled("s.run(fetch, feeds)", side) for i, side in enumerate(sides)}
+        mine, *theirs = compare([f"{name}()" for name in calls], calls, effort)
+        figures.append(figure(what, mine, min(theirs, default=None), 1.0))
+    return figures
 
 
 # ---- graphs ------------------------------------------------------------------------------------

@@ -27,7 +27,12 @@ def positions(size: int, wanted: int, node: Node) -> Any:
     return centres if node.type == "ResizeNearestNeighbor" else centres - np.float32(0.5)
 
 
-def _sizes(node: Node, x: Any, size: Any) -> tuple[int, int]:
+def sizes(node: Node, x: Any, size: Any) -> tuple[int, int]:
+    """Return the height and the width that images get.
+
+    Raises:
+        InvalidArgumentError: there are no images, or they get no pixels.
+    """
     if len(x.shape) != 4 or np.shape(size) != (2,):
         raise InvalidArgumentError(
             f"{node.type}: images must be 4-dimensional and size have two values, got shapes "
@@ -48,7 +53,7 @@ def resize_nearest(node: Node, context: Context) -> Function:
     take = context.xp.take
 
     def run(x: Any, size: Any) -> Any:
-        for dimension, wanted in enumerate(_sizes(node, x, size), 1):
+        for dimension, wanted in enumerate(sizes(node, x, size), 1):
             extent = x.shape[dimension]
             where = positions(extent, wanted, node)
             if node.attrs["align_corners"]:  # half up, as C's roundf
@@ -66,25 +71,35 @@ def resize_bilinear(node: Node, context: Context) -> Function:
     xp, kind = context.xp, context.dtype(float32)
 
     def run(x: Any, size: Any) -> Any:
-        height, width = _sizes(node, x, size)
+        height, width = sizes(node, x, size)
         x = xp.astype(x, kind)
         for dimension, wanted in ((2, width), (1, height)):
-            if x.shape[dimension] != wanted or node.attrs["align_corners"]:
+            if is_resized(x.shape[dimension], wanted, node):
                 x = _between(x, dimension, wanted, node, context)
         return x
 
     return run
 
 
+def neighbours(extent: int, wanted: int, node: Node) -> tuple[Any, Any, Any]:
+    """Return which two pixels each resized one lies between, and how near it is to the second."""
+    where = positions(extent, wanted, node)
+    low = np.floor(where)
+    first = np.clip(low, 0, extent - 1).astype(np.int64)
+    second = np.clip(np.ceil(where), 0, extent - 1).astype(np.int64)
+    return first, second, where - low
+
+
+def is_resized(extent: int, wanted: int, node: Node) -> bool:
+    """Tell whether a dimension has other pixels afterwards."""
+    return extent != wanted or node.attrs["align_corners"]
+
+
 def _between(x: Any, dimension: int, wanted: int, node: Node, context: Context) -> Any:
     """Return pixels between those of one dimension, each weighted by its nearness."""
     take = context.xp.take
-    where = positions(x.shape[dimension], wanted, node)
-    low = np.floor(where)
-    part = context.asarray((where - low).reshape((-1,) + (1,) * (3 - dimension)))
-    last = x.shape[dimension] - 1
-    first = np.clip(low, 0, last).astype(np.int64)
-    second = np.clip(np.ceil(where), 0, last).astype(np.int64)
+    first, second, part = neighbours(x.shape[dimension], wanted, node)
+    part = context.asarray(part.reshape((-1,) + (1,) * (3 - dimension)))
     left = take(x, context.asarray(first), axis=dimension)
     right = take(x, context.asarray(second), axis=dimension)
     return left + (right - left) * part

@@ -22,11 +22,13 @@ from dlbridge.graph.ops.kernels import (
     element,
     in_wider,
     indexing,
+    joining,
     number,
     require_part_dtype,
     widened,
     wider,
 )
+from dlbridge.graph.ops.kernels.images import is_resized, neighbours, sizes
 from dlbridge.graph.ops.kernels.linear import batch_product, contraction, matrix_product
 from dlbridge.graph.ops.windows import Axis, padded, tap
 from dlbridge.proto.datatypes import DataType, float64
@@ -63,6 +65,21 @@ def relu6(node: Node, context: Context) -> Function:
         return np.minimum(out, six, out=out if out.ndim else None)
 
     return run
+
+
+@kernel("Sigmoid", framework="numpy")
+def sigmoid(node: Node, context: Context) -> Function:
+    """The same as for all, in one array."""
+    kind = element(node)
+    one = number(context, 1, wider(kind))
+
+    def run(x: Any) -> Any:
+        out = np.asarray(np.negative(x))
+        np.exp(out, out)
+        np.add(out, one, out)
+        return np.divide(one, out, out)
+
+    return in_wider(context, kind, run)
 
 
 @kernel("Softmax", framework="numpy")
@@ -239,6 +256,23 @@ def reduction(node: Node, context: Context) -> Function:
         return result if work is dtype else result.astype(dtype)
 
     return function
+
+
+# ---- joining -------------------------------------------------------------------------------------
+
+
+@kernel("ConcatV2", framework="numpy", host=(-1,))
+def concat_v2(node: Node, context: Context) -> Function:
+    """NumPy itself refuses shapes that do not fit; the kernel for all says why."""
+    general = joining.concat_v2(node, context)
+
+    def join(*values: Any) -> Any:
+        try:
+            return np.concatenate(values[:-1], int(values[-1]))
+        except ValueError:
+            return general(*values)
+
+    return join
 
 
 # ---- indexing ------------------------------------------------------------------------------------
@@ -421,6 +455,61 @@ def _spread(gradient: Array, weights: Array, axes: Sequence[Axis], groups: int) 
         target = out[(slice(None), *[where for where, _ in seen])]
         target += parts[indices][(slice(None), *[windows for _, windows in seen])]
     return out
+
+
+# ---- images --------------------------------------------------------------------------------------
+
+
+@kernel("ResizeBilinear", framework="numpy", host=(1,))
+def resize_bilinear(node: Node, context: Context) -> Function:
+    """Image by image, in memory that stays in the cache; the same to the bit as for all."""
+
+    def run(x: Array, size: Array) -> Array:
+        height, width = sizes(node, x, size)
+        x = x.astype(np.float32, copy=False)
+        batch, rows, columns, channels = x.shape
+        if is_resized(columns, width, node):
+            first, second, part = neighbours(columns, width, node)
+            channel = np.arange(channels)
+            of_columns = (
+                *[(each[:, None] * channels + channel).reshape(-1) for each in (first, second)],
+                np.repeat(part, channels),
+            )
+        else:
+            of_columns = None
+        if is_resized(rows, height, node):
+            first, second, part = neighbours(rows, height, node)
+            of_rows = first, second, part[:, None]
+        else:
+            of_rows = None
+        if of_columns is None and of_rows is None:
+            return x
+        out = np.empty((batch, height, width * channels), np.float32)
+        narrow = np.empty((rows, width * channels), np.float32)
+        spare = np.empty((max(rows, height), width * channels), np.float32)
+        for image, resized in zip(x.reshape(batch, rows, columns * channels), out, strict=True):
+            seen = image
+            if of_columns is not None:
+                seen = resized if of_rows is None else narrow
+                _blend(image, 1, of_columns, seen, spare)
+            if of_rows is not None:
+                _blend(seen, 0, of_rows, resized, spare)
+        return out.reshape(batch, height, width, channels)
+
+    return run
+
+
+def _blend(
+    x: Array, axis: int, between: tuple[Array, Array, Array], out: Array, spare: Array
+) -> None:
+    """Fill `out` with what lies between two elements each along an axis."""
+    first, second, part = between
+    other = spare[: len(out)]
+    x.take(first, axis, out=out, mode="clip")  # with a mode, NumPy writes there itself
+    x.take(second, axis, out=other, mode="clip")
+    other -= out
+    other *= part
+    out += other
 
 
 # ---- pooling -------------------------------------------------------------------------------------
