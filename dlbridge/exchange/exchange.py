@@ -202,7 +202,7 @@ def convert(x: Any, /, to: object, **policies: Any) -> Any:
 
 def check(call: str, to: object, policies: Mapping[str, Any]) -> Framework:
     """Return the target; raise what `convert` would raise of it and of the policies."""
-    framework = adapter.target(to)
+    framework = adapter.target(to, call)
     _policy(call, policies)
     adapter.start(framework)
     return framework
@@ -266,7 +266,7 @@ def explain(x: Any, /, to: object, **policies: Unpack[Policies]) -> Receipt:
     """
     if protocol.is_capsule(x):
         raise ArgumentError("explain: a capsule is read only once; take it with from_dlpack first")
-    framework = adapter.target(to)
+    framework = adapter.target(to, "explain")
     policy = _policy(f"explain(to {framework.name})", policies)
     adapter.start(framework)
     context = ExchangeContext(

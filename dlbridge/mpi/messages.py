@@ -119,6 +119,8 @@ def _prepare_receive(
         source = check_rank("recv", "source", source, over.size)
     if tag is not None:
         tag = _check_tag("recv", tag, over.highest_tag)
+    if posted is None:
+        to = adapter.target(to, "recv").name
     destination = None if out is None else Destination("recv", out)
     adapter.adapter(to)
     peers = over.everybody - {over.members[over.rank]}

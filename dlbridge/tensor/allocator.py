@@ -405,6 +405,7 @@ def _allocator_called(name: str) -> Allocator:
     """Return the driver's allocator, or the one that a framework's adapter gives."""
     if name == "driver":
         return CUDAAllocator()
+    name = registry.canonical_name(name)
     if name not in (row.name for row in registry.rows() if registry.adapter(row.name).allocates):
         raise ArgumentError(
             f"set_allocator: allocator must be one of {_allocator_names()}, got {name!r}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +113,29 @@ def test_an_unknown_framework_gets_the_nearest_name(name: str) -> None:
         tf.Session(graph=y.graph, framework="torhc")
     with pytest.raises(ArgumentError, match="did you mean 'python:torch'"):
         dlbridge.wrap(len, "dlbridge_tests::f(x: f32[n]) -> f32[n]", abi="python:torhc")
+
+
+def test_an_unknown_framework_leaves_the_message_to_the_next_receive() -> None:
+    pytest.importorskip("mpi4py")
+    pytest.importorskip("torch")
+    code = (
+        "import numpy as np, dlbridge\n"
+        "from dlbridge import mpi\n"
+        "sent = mpi.isend(np.ones(3), 0)\n"
+        "try:\n"
+        "    mpi.recv(0, to='torhc')\n"
+        "except dlbridge.ArgumentError as error:\n"
+        "    print(error)\n"
+        "print(type(mpi.recv(0, to='PyTorch')).__name__)\n"
+        "sent.wait()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.match(r"recv: unknown framework .*did you mean 'torch'\?\nTensor\n", done.stdout)
+
+
+def test_allocators_are_named_by_any_name_of_their_framework() -> None:
+    with pytest.raises(ArgumentError, match="one of driver, cupy, torch, got 'numpy'"):
+        dlbridge.set_allocator("cuda", "np")
 
 
 def test_a_call_without_a_target_says_so() -> None:
