@@ -13,6 +13,7 @@ import pytest
 
 from dlbridge._core import native
 from dlbridge.frameworks.torch import internals as torch_guard
+from dlbridge.frameworks.torch import proofs
 
 torch = pytest.importorskip("torch")
 
@@ -20,7 +21,7 @@ torch = pytest.importorskip("torch")
 @pytest.fixture(autouse=True)
 def guard() -> None:
     """Open the guard, as the first torch.Tensor does."""
-    if torch_guard.proof() is None:
+    if proofs.proof() is None:
         pytest.skip(f"the guard was not proved for torch {torch.__version__}")
     assert torch_guard.guard_is_open()
 
@@ -300,7 +301,7 @@ def test_c_compares_by_itself_what_it_is_told(run_python: Any) -> None:
         other._cdata = 4096
         libraries = guard._library("torch_cpu"), guard._library("c10")
         types = torch.Tensor, torch.nn.Parameter
-        words = guard._describe_words(torch, x)
+        words = guard.describe_words(torch, x)
         for place in range(1, len(words)):
             assert native.torch_direct_open(*libraries, *types, (words,))
             assert native.torch_direct_allows(x)
@@ -371,8 +372,9 @@ print("done")
         ('torch.__version__ = "2.12.7"', '== "places"'),
         (
             """
-wrong = guard.Places(24, 176, 16, 16, 24, 32, 48, 57)
-guard.PROVED = {key: row._replace(places=wrong) for key, row in guard.PROVED.items()}
+from dlbridge.frameworks.torch import proofs
+wrong = proofs.Places(24, 176, 16, 16, 24, 32, 48, 57)
+proofs.PROVED = {key: row._replace(places=wrong) for key, row in proofs.PROVED.items()}
 """,
             '== "places"',
         ),

@@ -286,8 +286,9 @@ class Jax(Framework):
             tensor, policy, context, is_legacy=True, waits=True, worker=worker
         )
         made = jax.dlpack.from_dlpack(exporter)
-        is_free = policy.device is None and made.devices() == {_default_device()}
-        return _uncommitted(made) if is_free and _has_several_devices() else made
+        is_free = policy.device is None and _has_several_devices()
+        is_free = is_free and made.devices() == {_default_device()}
+        return _uncommitted(made) if is_free else made
 
     def stream(self, device: int) -> int:
         """Return a stream that JAX waits for; its own ones are not known."""
