@@ -140,7 +140,7 @@ def send(
 
     Args:
         x: the tensor; shape and dtype travel with it.
-        dest: the rank.
+        dest: the rank; `MPI.PROC_NULL` of mpi4py is nobody, and nothing is sent.
         tag: a number from 0, to tell messages apart.
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
@@ -178,7 +178,8 @@ def recv(
     """Receive the next tensor that fits, of whatever shape and dtype.
 
     Args:
-        source: the rank that sends it, None for any.
+        source: the rank that sends it, None for any; of `MPI.PROC_NULL` nothing is received: the
+            result is `out`, as it was, or None.
         tag: its tag, None for any.
         to: the framework of the result.
         out: a tensor to write it to, instead of a new one.

@@ -48,9 +48,26 @@ def _begin_send(over: Channel, x: Any, dest: int, tag: int) -> Request:
     return over.engine.start(*_prepare_send(over, take("send", x), dest, tag))
 
 
+def _is_nobody(over: Channel, rank: Any) -> bool:
+    """Return whether it is MPI's rank of no process, a neighbour beyond an edge of a grid."""
+    return type(rank) is int and bool(rank == over.mpi.PROC_NULL)
+
+
+def _nothing(over: Channel, call: str, result: Any) -> Prepared:
+    """Return an exchange with nobody, which is over at once."""
+
+    def steps() -> Steps:
+        return result
+        yield
+
+    return over.operation(call, frozenset()), steps()
+
+
 def _prepare_send(over: Channel, source: Source, dest: int, tag: int) -> Prepared:
-    dest = check_rank("send", "dest", dest, over.size)
     tag = _check_tag("send", tag, over.highest_tag)
+    if _is_nobody(over, dest):
+        return _nothing(over, "send", None)
+    dest = check_rank("send", "dest", dest, over.size)
     tensor = source.tensor
     operation = over.operation("send", frozenset((over.members[dest],)))
     operation.nbytes = tensor.nbytes
@@ -115,14 +132,16 @@ def _prepare_receive(
     out: Any,
     posted: native.Posted | None = None,
 ) -> Prepared:
-    if source is not None:
-        source = check_rank("recv", "source", source, over.size)
     if tag is not None:
         tag = _check_tag("recv", tag, over.highest_tag)
     if posted is None:
         to = adapter.target(to, "recv").name
     destination = None if out is None else Destination("recv", out)
     adapter.adapter(to)
+    if source is not None and _is_nobody(over, source):
+        return _nothing(over, "recv", out)
+    if source is not None:
+        source = check_rank("recv", "source", source, over.size)
     peers = over.everybody - {over.members[over.rank]}
     if source is not None:
         peers = frozenset((over.members[source],))

@@ -449,6 +449,31 @@ def contents_longer_than_announced() -> None:
     check(mpi.sendrecv(np.arange(3000.0), rank, rank), np.arange(3000.0))
 
 
+def exchanges_with_nobody() -> None:
+    """The halo of a grid whose ends have no neighbour: `MPI.PROC_NULL`."""
+    module = engine().job.mpi
+    grid = module.COMM_WORLD.Create_cart([mpi.size()], periods=[False])
+    rank, size, nobody = grid.rank, grid.size, module.PROC_NULL
+    before, after = grid.Shift(0, 1)
+    assert (before == nobody) == (rank == 0)
+    for count in (3, 30000):
+        x, halo = np.full(count, float(rank)), np.full(count, -1.0)
+        got = mpi.sendrecv(x, after, before, comm=grid)
+        assert (got is None) if rank == 0 else (got == rank - 1).all()
+        assert mpi.sendrecv(x, before, after, out=halo, comm=grid) is halo
+        assert (halo == (rank + 1 if rank < size - 1 else -1.0)).all()
+        assert mpi.recv(nobody) is None
+        assert mpi.recv(nobody, out=halo) is halo
+        mpi.send(x, nobody)
+        request = mpi.irecv(nobody)
+        assert request.test()
+        assert request.wait() is None
+        assert not request.cancel()
+    refused(ArgumentError, "tag must be", mpi.send, np.ones(2), nobody, -1)
+    refused(ExchangeError, "writable", mpi.recv, nobody, out=b"12")
+    grid.Free()
+
+
 def failed_exchanges_leave_nothing() -> None:
     """All of a sendrecv is checked before anything is posted, so no message is lost."""
     rank, size = mpi.rank(), mpi.size()

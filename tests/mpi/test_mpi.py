@@ -33,6 +33,7 @@ TOGETHER = (
     "messages_that_do_not_fit",
     "contents_longer_than_announced",
     "failed_exchanges_leave_nothing",
+    "exchanges_with_nobody",
     "timeouts",
     "cancelled_receives",
     "messages_in_threads",
