@@ -454,8 +454,24 @@ def read_numpy(dtype: np.dtype[Any]) -> Fields:
             "convert with x.astype(x.dtype.newbyteorder('='))",
         )
     if dtype.name not in _SCALARS:
-        refuse(f"DLPack has no dtype for NumPy's {dtype!r}")
+        advice = _ADVICE_BY_KIND.get(dtype.kind)
+        if dtype.names is not None:
+            advice = f"pass its fields one by one, as x[{dtype.names[0]!r}]"
+        refuse(f"DLPack has no dtype for NumPy's {dtype!r}" + (f"; {advice}" if advice else ""))
     return *_SCALARS[dtype.name], 1
+
+
+# What to do with arrays of NumPy that no other framework has, by the kind of their dtype.
+_ADVICE_BY_KIND = {
+    "M": 'pass the count of its units, x.view("int64")',
+    "O": "cast it to numbers with x.astype",
+    "S": "encode the text as numbers first",
+    "T": "encode the text as numbers first",
+    "U": "encode the text as numbers first",
+    "c": 'cast it with x.astype("complex128")',
+    "f": 'cast it with x.astype("float64")',
+    "m": 'pass the count of its units, x.view("int64")',
+}
 
 
 def _from_struct(struct: Any) -> Fields:

@@ -178,7 +178,6 @@ def _refuse(call: str, name: str, choices: tuple[object, ...], value: object) ->
     raise ArgumentError(f"{call}: {name} must be one of {allowed}, got {value!r}{nearest}")
 
 
-DEFAULT = Policy("default")
 POLICIES = tuple(Policy.__init__.__kwdefaults__ or ())
 
 

@@ -9,6 +9,7 @@ allowed), give (the consumer's adapter makes its array of the Tensor).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
@@ -28,7 +29,6 @@ from dlbridge.errors import (
 from dlbridge.exchange import adapter, ordering, protocol
 from dlbridge.exchange.adapter import Framework
 from dlbridge.exchange.context import (
-    DEFAULT,
     POLICIES,
     DryRunEnd,
     ExchangeContext,
@@ -55,7 +55,13 @@ from dlbridge.text import did_you_mean
 # ---- in ----------------------------------------------------------------------------------------
 
 
-_PLAIN = Policy("from_dlpack")
+@cache
+def _plain(call: str) -> Policy:
+    """Return the default policies, of a call."""
+    return Policy(call)
+
+
+_PLAIN = _plain("from_dlpack")
 
 
 def from_dlpack(
@@ -63,9 +69,13 @@ def from_dlpack(
 ) -> Tensor:
     """Take `x` as a Tensor: the Python path behind `dlbridge.from_dlpack`."""
     is_default = copy is None and device is None and stream is None
-    policy = (
-        _PLAIN if is_default else Policy("from_dlpack", device=device, copy=copy, stream=stream)
+    return _import(
+        x,
+        _PLAIN if is_default else Policy("from_dlpack", device=device, copy=copy, stream=stream),
     )
+
+
+def _import(x: Any, policy: Policy) -> Tensor:
     context = ExchangeContext(source_name(x), "dlbridge")
     tensor = fit(take(x, policy, context), None, policy, context)
     ordering.settle(tensor, policy, context, is_taken=True)
@@ -100,23 +110,33 @@ def as_tensor(
         (2, 2)
     """
     is_default = copy is None and device is None and stream is None
-    policy = DEFAULT if is_default else Policy("as_tensor", device=device, copy=copy, stream=stream)
-    if isinstance(x, Tensor) and policy.copy is not True and device is policy.stream is None:
+    policy = (
+        _plain("as_tensor")
+        if is_default
+        else Policy("as_tensor", device=device, copy=copy, stream=stream)
+    )
+    return _as_tensor(x, policy)
+
+
+def _as_tensor(x: Any, policy: Policy) -> Tensor:
+    if isinstance(x, Tensor) and policy.copy is not True and policy.device is policy.stream is None:
         return x
     if isinstance(x, (bool, int, float, complex, list, tuple)):
         if policy.copy is False:
-            raise ExchangeError("copy_required", "as_tensor: Python numbers can only be copied")
+            raise ExchangeError(
+                "copy_required", f"{policy.call}: Python numbers can only be copied"
+            )
         if is_masked(x):
-            raise ExchangeError("masked", "as_tensor: a mask in these numbers would be lost")
+            raise ExchangeError("masked", f"{policy.call}: a mask in these numbers would be lost")
         import numpy
 
         try:
             x = numpy.asarray(x)
         except ValueError as error:
-            raise UnsupportedTypeError(f"as_tensor: {error}") from error
+            raise UnsupportedTypeError(f"{policy.call}: {error}") from error
         if x.dtype == object:  # what NumPy before 1.24 makes of rows of different lengths
-            raise UnsupportedTypeError("as_tensor: these are not numbers in equal rows")
-    return from_dlpack(x, device=policy.device, copy=policy.copy, stream=stream)
+            raise UnsupportedTypeError(f"{policy.call}: these are not numbers in equal rows")
+    return _import(x, policy)
 
 
 def asarray(
@@ -171,7 +191,7 @@ def to_dlpack(
         ExchangeError: refused, with `reason`.
     """
     policy = Policy("to_dlpack", copy=copy, stream=stream)
-    tensor = as_tensor(x)
+    tensor = _as_tensor(x, _plain("to_dlpack"))
     wanted = policy.stream
     if isinstance(stream, str):
         wanted = ordering.stream_of_word(tensor, policy)
@@ -215,7 +235,7 @@ def _policy(call: str, policies: Mapping[str, Any]) -> Policy:
             nearest = did_you_mean(name, POLICIES)
             raise ArgumentError(f"{call}: unknown policy {name!r}; known are {known}{nearest}")
     try:
-        return Policy(call, **policies) if policies else DEFAULT
+        return Policy(call, **policies) if policies else _plain(call)
     except DLBridgeError:
         raise
     except TypeError as error:
@@ -223,10 +243,9 @@ def _policy(call: str, policies: Mapping[str, Any]) -> Policy:
 
 
 def _is_already(x: object, framework: Framework, policy: Policy) -> bool:
-    if policy is not DEFAULT:
-        asked = policy.device, policy.layout, policy.dtype
-        if policy.copy is True or any(each is not None for each in asked):
-            return False
+    asked = policy.device, policy.layout, policy.dtype
+    if policy.copy is True or any(each is not None for each in asked):
+        return False
     return type(x) is framework.array_type()
 
 
@@ -297,7 +316,26 @@ def source_name(x: object) -> str:
 
 
 def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
-    """Return a Tensor over `x`, whatever speaks a protocol, as the policy allows."""
+    """Return a Tensor over `x`, whatever speaks a protocol, as the policy allows.
+
+    Refusals name the call of the policy.
+    """
+    try:
+        return _take(x, policy, context)
+    except (ExchangeError, UnsupportedTypeError) as error:
+        if policy.call != "kernel":  # which names the argument
+            _name_call(error, policy.call)
+        raise
+
+
+def _name_call(error: DLBridgeError, call: str) -> None:
+    """Begin the text of a refusal with the call that the user made."""
+    text = str(error)
+    if not text.startswith(f"{call}: "):
+        error.args = (f"{call}: {text.removeprefix('from_dlpack: ')}",)
+
+
+def _take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     if isinstance(x, Tensor):
         context.route.append("Tensor")
         tensor: native.TensorBase = x

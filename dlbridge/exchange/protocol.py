@@ -51,11 +51,13 @@ def root_module(kind: object) -> str:
 
 # How the tensor inside is had, by the top-level module of the object's type.
 _ACCESSORS = {
+    "awkward": "ak.to_numpy(x)",
     "dask": "x.compute()",
     "h5py": "x[:]",
-    "openvino": "x.data",
+    "openvino": "x.data viewed as the dtype that x.element_type names",
     "pandas": "x.to_numpy()",
     "polars": "x.to_numpy()",
+    "taichi": "x.to_numpy()",
     "xarray": "x.data",
     "zarr": "x[:]",
 }
@@ -63,7 +65,14 @@ _ACCESSORS = {
 
 def advise(x: object) -> str:
     """Return the end of a text that `x` is no tensor: how to get one out of it, or ""."""
+    if isinstance(x, (dict, list, tuple, set, frozenset)):
+        numbers = "" if isinstance(x, dict) else ", as_tensor takes nested numbers"
+        return f"; convert_tree converts the tensors inside{numbers}"
+    if isinstance(x, (int, float, complex)):
+        return "; as_tensor takes numbers"
     accessor = _ACCESSORS.get(root_module(type(x)))
+    if accessor is None and hasattr(type(x), "__array__"):
+        accessor = "numpy.asarray(x)"
     return f"; pass {accessor}" if accessor else ""
 
 

@@ -836,7 +836,7 @@ def test_targets_have_the_names_that_users_give_them(name: str, framework: str) 
     [
         ("dask.array.core", "x.compute()"),
         ("h5py._hl.dataset", "x[:]"),
-        ("openvino._pyopenvino", "x.data"),
+        ("openvino._pyopenvino", "x.data viewed as the dtype that x.element_type names"),
         ("pandas.core.frame", "x.to_numpy()"),
         ("polars.dataframe.frame", "x.to_numpy()"),
         ("xarray.core.dataarray", "x.data"),

@@ -182,10 +182,13 @@ class Jax(Framework):
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
         kind = self.array_type()
         if kind is None or not isinstance(x, kind):
-            raise ExchangeError(
-                "lazy",
-                f"from_dlpack: {protocol.describe(x)} is a tracer or a key: it has no memory",
+            what = (
+                "is a tracer: it has no memory; wrap the function that needs it with "
+                "dlbridge.wrap, or call dlbridge outside of jit, vmap and grad"
             )
+            if self.take_key(x) is not None:
+                what = "is a key, whose memory is private; pass jax.random.key_data(x)"
+            raise ExchangeError("lazy", f"from_dlpack: {protocol.describe(x)} {what}")
         x = _one_piece(x)
         name = x.dtype.name
         if name in ("int1", "uint1"):
@@ -393,7 +396,10 @@ def _one_piece(x: Any) -> Any:
     """Return the array on one device behind `x`, or refuse what has no such memory."""
     kind = protocol.describe(x)
     if x.is_deleted():
-        raise ExchangeError("lazy", f"from_dlpack: the {kind} was deleted or donated")
+        raise ExchangeError(
+            "lazy",
+            f"from_dlpack: the {kind} was deleted or donated; exchange it before, or pass a copy",
+        )
     if len(x.sharding.device_set) == 1:
         return x
     if not x.is_fully_replicated:

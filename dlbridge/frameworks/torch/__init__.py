@@ -286,14 +286,26 @@ def _refuse_without_memory(x: Any) -> None:
         )
     functorch = torch._C._functorch
     refusals = (
-        (functorch.is_functorch_wrapped_tensor(x), "lazy", "is wrapped by torch.func"),
+        (
+            functorch.is_functorch_wrapped_tensor(x),
+            "lazy",
+            "is wrapped by torch.func, without memory; wrap the function with dlbridge.wrap",
+        ),
         (type(x).__name__ == "FakeTensor", "lazy", "is fake: it has no memory"),
         (_dispatches(x, torch), "subclass", "is a subclass that computes by __torch_dispatch__"),
         (torch.nn.parameter.is_lazy(x), "lazy", "is not initialised; run its module once"),
         (x.is_nested, "sparse", "is nested"),
-        (x.layout is not torch.strided, "sparse", f"has layout {x.layout}"),
+        (
+            x.layout is not torch.strided,
+            "sparse",
+            f"has layout {x.layout}; pass x.to_dense(), or its indices and values",
+        ),
         (x.is_quantized, "quantized", "is quantised; pass x.dequantize() or x.int_repr()"),
-        (x.device.type == "meta", "lazy", "is on the meta device"),
+        (
+            x.device.type == "meta",
+            "lazy",
+            "is on the meta device, without memory; pass torch.empty_like(x, device='cpu')",
+        ),
     )
     for refused, reason, what in refusals:
         if refused:
