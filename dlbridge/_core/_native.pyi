@@ -632,8 +632,11 @@ def copied(
     tensor: TensorBase, device: tuple[int, int], order: str, flags: int, /
 ) -> TensorBase: ...
 def fill(tensor: TensorBase, byte: int, /) -> None: ...
-def cuda_wait(tensor: TensorBase, writes: bool, /) -> None:
-    """Wait until the host may read pinned or managed memory, or write it."""
+def cuda_wait(tensor: TensorBase, writes: bool, may_be_captured: bool = False, /) -> None:
+    """Wait until the host may read pinned or managed memory, or write it.
+
+    Work that is being captured is an error, or with `may_be_captured` is left to its graph.
+    """
 
 def check_interpreter() -> None:
     """Raise ImportError in a subinterpreter: the core's state is one for the process."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.device import CUDA_TYPES, HOST_TYPES
+from dlbridge.device import CUDA_TYPES, HOST_TYPES, DeviceType
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.signals import is_from_handler
@@ -28,6 +28,7 @@ CPU = (1, 0)
 BYTE = (1, 8, 1)
 
 _READABLE = HOST_TYPES - CUDA_TYPES  # managed memory may belong to a running kernel
+_PINNED = DeviceType.CUDA_HOST
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 # Dtypes that stand for types which neither NumPy nor ml_dtypes names, by code and bits.
 _STAND_INS: dict[tuple[int, int], np.dtype[Any]] = {
@@ -81,6 +82,11 @@ def on_host(tensor: native.TensorBase, call: str) -> native.TensorBase:
 def is_on_cuda(tensor: native.TensorBase) -> bool:
     """Tell whether the memory is that of a CUDA device or managed."""
     return tensor._device_pair[0] in CUDA_TYPES
+
+
+def _is_pinned(tensor: native.TensorBase) -> bool:
+    """Return whether the copy engines of CUDA devices reach the memory of the host."""
+    return tensor._device_pair[0] == _PINNED
 
 
 def relabel(
@@ -279,13 +285,19 @@ def assign(destination: native.TensorBase, value: object) -> None:
         raise ExchangeError(
             "readonly", "cannot assign to a read-only Tensor; assign to tensor.copy() instead"
         )
-    target = destination if is_on_cuda(destination) else on_host(destination, "assignment")
+    is_reached = is_on_cuda(destination) or _is_pinned(destination)
+    target = destination if is_reached else on_host(destination, "assignment")
     source = _source(value, target)
+    if _is_pinned(target) and not is_on_cuda(source):  # the host copies
+        target = on_host(target, "assignment")
     layout = views.broadcast_to(source.shape, source.strides, target.shape)
     if _overlap(source, target):
         source = native.copied(source, source._device_pair, "C", source.flags & PADDED)
         layout = views.broadcast_to(source.shape, source.strides, target.shape)
     native.copy_into(target, source._view(layout.shape, layout.strides))
+    for side in (target, source):
+        if _is_pinned(side):  # as after other copies of the host's memory, it is through
+            native.cuda_wait(side, True, True)
 
 
 def _source(value: object, target: native.TensorBase) -> native.TensorBase:
@@ -293,7 +305,7 @@ def _source(value: object, target: native.TensorBase) -> native.TensorBase:
     given = _take(value)
     if given is not None:
         is_same = given._dtype_triple == target._dtype_triple
-        if is_same and is_on_cuda(given):
+        if is_same and (is_on_cuda(given) or (_is_pinned(given) and is_on_cuda(target))):
             return given
         given = on_host(given, "assignment")
         if is_same:

@@ -345,6 +345,37 @@ def test_pinned_memory_is_written_by_the_host_when_it_has_been_sent(machine, wri
     assert set(bytes(tensor.to("cpu"))) == {3}
 
 
+@pytest.mark.parametrize("to_device", [True, False])
+def test_an_assignment_moves_pinned_memory_by_the_copy_engine_and_is_over(machine, to_device):
+    """No other memory lies between, and the host may go on with its memory at once."""
+    stream = machine.stream()
+    with cuda.stream(stream):
+        there = dlbridge.full((256,), 5, "uint8", device="cuda:0")
+        pinned = dlbridge.full((256,), 3, "uint8", device="cuda_host")
+        host = dlbridge.to_numpy(pinned)
+        machine.launch(stream, writes=[(there.data_ptr, 256)], value=7, slow=True)
+        if to_device:
+            there[...] = pinned
+        else:
+            pinned[...] = there
+        host[:] += 1
+        assert set(there.to("cpu").tolist()) == ({3} if to_device else {7})
+        assert set(host.tolist()) == ({4} if to_device else {8})
+
+
+def test_an_assignment_of_pinned_memory_becomes_part_of_a_captured_graph(machine):
+    stream = machine.stream()
+    there = dlbridge.zeros((256,), "uint8", device="cuda:0")
+    pinned = dlbridge.full((256,), 3, "uint8", device="cuda_host")
+    cuda.synchronize()
+    with cuda.stream(stream), machine.capture(stream) as graph:
+        there[...] = pinned
+    dlbridge.to_numpy(pinned)[:] = 6
+    graph.launch(stream)
+    machine.finish()
+    assert machine.read_back(there.data_ptr, 256) == b"\6" * 256
+
+
 def test_pinned_memory_is_not_reused_while_a_copy_reads_it(machine):
     tensor = dlbridge.zeros((256,), "uint8", device="cuda")
     stream = machine.stream()

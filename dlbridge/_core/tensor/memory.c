@@ -424,11 +424,13 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *args) {
     return status < 0 ? dlb_cuda_raise("fill") : Py_NewRef(Py_None);
 }
 
-/* wait(tensor, writes): until the host may read pinned memory, or write it. */
+/* cuda_wait(tensor, writes, may_be_captured=False): until the host may read pinned
+ * memory, or write it; work that is being captured is an error, or is left to its
+ * graph. */
 static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *object;
-    int writes, status = 0;
-    if (!PyArg_ParseTuple(args, "Op:cuda_wait", &object, &writes))
+    int writes, may_be_captured = 0, status = 0;
+    if (!PyArg_ParseTuple(args, "Op|p:cuda_wait", &object, &writes, &may_be_captured))
         return NULL;
     dlb_access *access =
         dlb_is_tensor(object) ? ((dlb_tensor *)object)->buffer->access : NULL;
@@ -437,6 +439,8 @@ static PyObject *wait(PyObject *Py_UNUSED(module), PyObject *args) {
         status = dlb_access_wait(access, writes);
         Py_END_ALLOW_THREADS
     }
+    if (status < 0 && may_be_captured && dlb_cuda_failure()->kind == DLB_CUDA_CAPTURE)
+        status = 0;
     return status < 0 ? dlb_cuda_raise("reading values") : Py_NewRef(Py_None);
 }
 
@@ -925,7 +929,8 @@ PyMethodDef dlb_memory_functions[] = {
     {"copied", copied, METH_VARARGS,
      "copied($module, tensor, device, order, flags, /)\n--\n\n"},
     {"fill", fill, METH_VARARGS, "fill($module, tensor, byte, /)\n--\n\n"},
-    {"cuda_wait", wait, METH_VARARGS, "cuda_wait($module, tensor, writes, /)\n--\n\n"},
+    {"cuda_wait", wait, METH_VARARGS,
+     "cuda_wait($module, tensor, writes, may_be_captured=False, /)\n--\n\n"},
     {"cuda_allocate", allocate_cuda, METH_VARARGS,
      "cuda_allocate($module, shape, dtype, device, flags=0, /)\n--\n\nA new "
      "C-contiguous Tensor."},
