@@ -73,6 +73,7 @@ def call(
         if given is not None:
             raise ArgumentError(
                 f"{name}: {argument}= is of calls that are neither traced nor differentiated, nor "
-                "part of a graph; leave it out and use the result"
+                "part of a graph; leave it out and use the result, or make the call within "
+                "torch.no_grad() where that is what asks for a gradient"
             )
     return operators.call(x, Parameters(name, op, root, 0 if comm is None else number_of(comm)))

@@ -112,12 +112,22 @@ class Destination:
     """The tensor that a call writes, `out` of the user.
 
     Raises:
-        ExchangeError: it is read-only, or of a framework whose arrays are never written.
+        ExchangeError: it is read-only, requires a gradient that is recorded, or is of a framework
+            whose arrays are never written.
     """
 
     def __init__(self, call: str, out: Any) -> None:
         found = adapter.adapter_of_type(type(out))
-        tensor = native.from_dlpack(out, copy=False)
+        try:
+            tensor = native.from_dlpack(out, copy=False)
+        except ExchangeError as error:
+            if error.reason != "requires_grad":
+                raise
+            raise ExchangeError(
+                "requires_grad",
+                f"{call}: out requires a gradient, which knows nothing of what is written to it; "
+                "make the call within torch.no_grad()",
+            ) from error
         if tensor.readonly or (found is not None and found.immutable):
             raise ExchangeError(
                 "readonly",

@@ -1014,6 +1014,13 @@ def torch_gradients() -> None:
     result = mpi.allreduce(x, "max")
     refused(ArgumentError, "max has no gradient", result.sum().backward)
     refused(ArgumentError, "out= is of calls", mpi.allreduce, x, out=torch.zeros(3).double())
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    for call in (mpi.allreduce, mpi.bcast):
+        refused(ExchangeError, "torch.no_grad()", call, torch.ones(3), out=parameter)
+    refused(ExchangeError, "torch.no_grad()", mpi.recv, rank, out=parameter)
+    with torch.no_grad():
+        assert mpi.allreduce(torch.ones(3), out=parameter) is parameter
+    assert parameter.tolist() == [size] * 3
 
 
 def torch_order() -> None:
