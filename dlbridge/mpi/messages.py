@@ -57,8 +57,8 @@ def _nothing(over: Channel, call: str, result: Any) -> Prepared:
     """Return an exchange with nobody, which is over at once."""
 
     def steps() -> Steps:
+        yield from ()
         return result
-        yield
 
     return over.operation(call, frozenset()), steps()
 
