@@ -18,6 +18,7 @@ from dlbridge import convert, from_dlpack, to_numpy, to_torch
 from dlbridge._core import native
 from dlbridge.frameworks import torch as adapter
 from dlbridge.frameworks.torch import internals as torch_guard
+from dlbridge.frameworks.torch import proofs
 from peers.checks import receipt_of, refused
 from peers.readers import filled
 
@@ -362,7 +363,7 @@ def test_the_guard_does_not_open_without_its_library() -> None:
         assert not native.torch_guard_open("/no/such.so", None, sample, torch.int8, torch.uint8)
         assert not native.torch_guard_allows(sample)
     finally:
-        assert torch_guard._open_guard() == (torch_guard.proof() is not None)
+        assert torch_guard._open_guard() == (proofs.proof() is not None)
 
 
 def test_without_a_table_torch_still_imports(monkeypatch: pytest.MonkeyPatch) -> None:
