@@ -119,7 +119,8 @@ def as_tensor(
 
 
 def _as_tensor(x: Any, policy: Policy) -> Tensor:
-    if isinstance(x, Tensor) and policy.copy is not True and policy.device is policy.stream is None:
+    moves = policy.copy is True or policy.device is not None or policy.stream is not None
+    if isinstance(x, Tensor) and not moves:
         return x
     if isinstance(x, (bool, int, float, complex, list, tuple)):
         if policy.copy is False:
