@@ -11,7 +11,7 @@ from kernels.torch_samples import ops as ops
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
-from dlbridge.frameworks.torch.internals import proof
+from dlbridge.frameworks.torch.proofs import proof
 
 
 @pytest.fixture

@@ -50,8 +50,9 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 
 def test_the_package_root_only_collects_names() -> None:
     """Only kernels are found on demand, for which a module has exactly two functions."""
-    body = ast.parse((PACKAGE / "__init__.py").read_text()).body
-    defined = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = [node.name for node in ast.walk(tree) if isinstance(node, functions)]
     assert defined == ["__getattr__", "__dir__"]
 
 

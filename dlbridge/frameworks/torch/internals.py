@@ -462,8 +462,6 @@ def _looks_right(torch: Any, x: Any) -> bool:
 
 def behaves_on(torch: Any, device: Any) -> bool:
     """Try the guard on tensors of a device that it must let pass and that it must stop."""
-    from dlbridge.frameworks.torch.internals import unusual_tensors
-
     x = torch.empty((0, 3), device=device)
     wanting = torch.empty((0, 3), device=device, requires_grad=True)
     plain = [x, x[:, 1:], x.T, x.detach(), torch.empty(0, dtype=torch.bool, device=device)]
@@ -514,8 +512,6 @@ def _is_current(torch: Any, device: Any) -> bool:
 
 
 def _allocates_cuda(torch: Any, device: Any) -> bool:
-    from dlbridge.frameworks.torch.internals import dtypes, properties
-
     for dtype in dtypes(torch):
         ours = native.torch_allocate((0, 3), DType(dtype).triple, (_CUDA, device.index))
         theirs = torch.empty((0, 3), dtype=dtype, device=device)
