@@ -261,7 +261,7 @@ def test_operators_run_on_torchs_stream(
     address = fake_machine.alloc(BYTES, device)
     fake_machine.launch(stream, writes=[(address, BYTES)], value=7, slow=True, device=device)
     launcher = copying(fake_machine, device)
-    made = operator(launcher.wrap("torchgpu::operator(x: f32[n]) -> f32[n]"))
+    made = operator(launcher.wrap(f"torchgpu::on_{device}(x: f32[n]) -> f32[n]"))
     x = over(address, (N,), device)
     result = made(x)
     assert launcher.launches[0].stream == stream
