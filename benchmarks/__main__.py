@@ -27,9 +27,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="matrix: draw the heat map")
-    parser.add_argument(
-        "--pages", action="store_true", help="matrix: renew the tables in README.md and docs/"
-    )
+    parser.add_argument("--pages", action="store_true", help="matrix: renew the tables in docs/")
     arguments = parser.parse_args()
     for path in filter(None, (arguments.json, arguments.svg)):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -442,8 +442,8 @@ def _markdown(header: list[str], rows: list[list[str]], words: int) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def tell_worst(figures: dict[str, Any], count: int | None = None) -> str:
-    """Return a table of the worst cells with their reasons; None is all that are above 1.0."""
+def tell_worst(figures: dict[str, Any]) -> str:
+    """Return a table of the cells above 1.0 with their reasons, the worst first."""
     cells = [cell for cell in read_cells(figures["cells"]) if cell.ratio > 1]
     rows = [
         [
@@ -455,7 +455,7 @@ def tell_worst(figures: dict[str, Any], count: int | None = None) -> str:
             f"{cell.by_hand_ns:,.0f}",
             f"{cell.ratio:.2f}",
         ]
-        for cell in cells[:count]
+        for cell in cells
     ]
     header = ["cell", "of", "by hand", "why", "ours/ns", "by hand/ns", "ratio"]
     return _markdown(header, rows, 4)
@@ -485,11 +485,9 @@ def count_cells(figures: dict[str, Any]) -> str:
 
 
 def write_pages(figures: dict[str, Any], root: Path) -> None:
-    """Put the worst ten cells into README.md, and all into docs/performance.md."""
-    count = count_cells(figures)
-    _replace(root / "README.md", "worst cells", f"{count}\n\n{tell_worst(figures, 10)}")
-    above = tell_worst(figures)
-    _replace(root / "docs/performance.md", "cells above", f"{count}\n\n{above}")
+    """Put the figures into docs/performance.md."""
+    above = f"{count_cells(figures)}\n\n{tell_worst(figures)}"
+    _replace(root / "docs/performance.md", "cells above", above)
     _replace(root / "docs/performance.md", "all cells", tell_all(figures))
 
 

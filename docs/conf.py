@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -81,7 +82,7 @@ html_theme_options = {
     "navigation_with_keys": False,
     "show_prev_next": True,
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 10,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -90,7 +91,7 @@ html_theme_options = {
 }
 # Pages without others below them.
 html_sidebars = {
-    name: [] for name in ("index", "quickstart", "performance", "comparison", "limits", "memory")
+    name: [] for name in ("index", "quickstart", "kernels", "graph", "cuda", "distributed")
 }
 
 
@@ -110,6 +111,17 @@ def _as_rst(*arguments: Any) -> None:
     lines[:] = "".join(parts).split("\n")
 
 
+def _link_policies(_app: Any, _what: str, _name: str, obj: Any, *arguments: Any) -> None:
+    """Whatever takes the policies of an exchange leads to their page."""
+    try:
+        parameters = inspect.signature(obj).parameters
+    except (TypeError, ValueError):
+        return
+    if "readonly" in parameters or "policies" in parameters:
+        text = ":doc:`Policies </reference/policies>` has the values of each, and what it refuses."
+        arguments[-1].extend(["", text, ""])
+
+
 def _inside(*arguments: Any) -> None:
     """Links to a page outside of this folder lead to the page of the site that includes it."""
     source: list[str] = arguments[-1]
@@ -119,4 +131,5 @@ def _inside(*arguments: Any) -> None:
 def setup(app: Any) -> None:
     """Connect what is written here."""
     app.connect("autodoc-process-docstring", _as_rst, 0)
+    app.connect("autodoc-process-docstring", _link_policies, 900)
     app.connect("source-read", _inside)

@@ -1,22 +1,33 @@
-"""The README does not lie: its example runs, its table and its commands are the real ones."""
+"""The README does not lie: its examples run, its tables and its commands are the real ones."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import dlbridge
-from dlbridge.errors import REASONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CXX_COMPILERS = ("g++", "clang++", "c++")
 README = (ROOT / "README.md").read_text()
+FRAMEWORKS = (ROOT / "docs" / "reference" / "frameworks.md").read_text()
+
+
+def load_script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def blocks(language: str) -> list[str]:
@@ -52,7 +63,7 @@ def test_there_are_exactly_two_set_up_commands() -> None:
 
 
 def test_the_framework_table_is_the_commands_output() -> None:
-    match = re.search(r"<!-- frameworks -->\n(.*?)<!-- end -->", README, re.DOTALL)
+    match = re.search(r"<!-- frameworks -->\n(.*?)<!-- end -->", FRAMEWORKS, re.DOTALL)
     assert match
     command = [sys.executable, "-m", "dlbridge", "frameworks", "--markdown"]
     assert match[1].strip() == subprocess.check_output(command, cwd=ROOT, text=True).strip()
@@ -68,6 +79,23 @@ def test_every_function_it_names_exists() -> None:
         assert hasattr(dlbridge, name), name
 
 
-def test_it_names_every_reason() -> None:
-    table = README[README.index("### Refusals") : README.index("## Speed")]
-    assert set(re.findall(r"`(\w+)`", table)) - {"ExchangeError", "reason"} == set(REASONS)
+def test_it_has_at_most_150_lines() -> None:
+    """It is the first page that anybody reads; what is longer stands in docs/."""
+    assert len(README.splitlines()) <= 150
+
+
+def test_its_first_half_says_what_works_and_where_to_go_on() -> None:
+    """Nobody should have to scroll to the end for the state of the project."""
+    half = "\n".join(README.splitlines()[:75])
+    assert "## State" in half
+    for page in ("quickstart.md", "tutorials/index.md", "comparison.md", "cuda.md", "peers.md"):
+        assert f"](docs/{page})" in half, page
+
+
+def test_its_table_of_times_is_that_of_the_performance_page() -> None:
+    """`python docs/speed.py` renews both the table and the picture."""
+    speed = load_script(ROOT / "docs" / "speed.py")
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert speed.renewed(README, page) == README
+    assert (ROOT / "docs" / "speed.svg").read_text() == speed.picture(page)
+    assert len(speed.SHOWN) <= 8
