@@ -330,6 +330,32 @@ def test_shared_memory_is_kept_by_a_view_of_a_torch_tensor(
 
 
 @pytest.mark.subprocess
+def test_a_view_survives_a_part_of_a_storage_that_goes_to_shared_memory(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """The tensors of torch.load(mmap=True) are such parts; the whole is freed with the last one."""
+    framework("torch")
+    code = """
+    for strategy in torch.multiprocessing.get_all_sharing_strategies():
+        torch.multiprocessing.set_sharing_strategy(strategy)
+        for name, lend in LENDS.items():
+            whole, memory = watched()
+            x = torch.empty(0).set_(whole.untyped_storage()[400:])
+            del whole
+            lent = lend(x)
+            x.share_memory_()
+            assert memory() is not None, name
+            assert x.is_shared() and x[0] == 7
+            if name == "capsule":
+                lent = dlbridge.from_dlpack(lent)
+            assert np.all(np.asarray(lent) == 7), name
+            del x, lent
+            assert memory() is None, name
+    """
+    run_torch(run_python, code, "direct")
+
+
+@pytest.mark.subprocess
 def test_a_worker_of_a_data_loader_may_return_a_tensor_and_a_view_of_it(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:

@@ -239,9 +239,10 @@ void dlb_torch_bump_version(PyObject *tensor) {
  * get other ones (Tensor.set_, x.data = y), while a view of the memory lives. So what
  * is lent is the memory itself: its storage's function and argument become ours, which
  * count the storage and each view, and the last of them calls the function that was
- * there. Only memory of torch's allocator for the CPU, and what torch.from_dlpack and
- * torch.from_numpy made, is lent so: torch finds out about other memory, in particular
- * memory that processes share, by comparing the function. */
+ * there. Only memory of torch's allocator for the CPU, what torch.from_dlpack and
+ * torch.from_numpy made, and parts of other storages (those of torch.load(mmap=True))
+ * are lent so: torch finds out about other memory, in particular memory that processes
+ * share, by comparing the function. */
 
 typedef void (*free_function)(void *argument);
 
@@ -253,7 +254,7 @@ typedef struct {
 
 static struct {
     bool open;
-    free_function of_allocator, of_foreign; /* the two functions that are known */
+    free_function of_allocator, of_foreign, of_part; /* those that are known */
 } lending;
 
 static void drop_block(void *argument) {
@@ -297,7 +298,8 @@ static counted_memory *hold_memory(char *storage) {
         atomic_fetch_add_explicit(&block->references, 1, memory_order_relaxed);
         return block;
     }
-    bool is_known = function == lending.of_allocator || function == lending.of_foreign;
+    bool is_known = function == lending.of_allocator ||
+                    function == lending.of_foreign || function == lending.of_part;
     return is_known && word_at(storage, places.context) != 0 ? own_memory(storage)
                                                              : NULL;
 }
@@ -522,23 +524,31 @@ static PyObject *open_direct(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyBool_FromLong(direct.open);
 }
 
-/* torch_lending_open(own, foreign) -> whether the memory of storages can be lent: two
- * tensors of the CPU, one of torch's allocator, one over memory of another library. */
+/* torch_lending_open(own, foreign, part) -> whether the memory of storages can be lent:
+ * three tensors of the CPU, one of torch's allocator, one over memory of another
+ * library, one over a part of the storage of the first. */
 static PyObject *open_lending(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *own, *foreign;
+    PyObject *own, *foreign, *part;
     lending.open = false;
-    if (!PyArg_ParseTuple(args, "OO:torch_lending_open", &own, &foreign))
+    if (!PyArg_ParseTuple(args, "OOO:torch_lending_open", &own, &foreign, &part))
         return NULL;
-    if (!dlb_torch_is_exact(own) || !dlb_torch_is_exact(foreign))
+    if (!dlb_torch_is_exact(own) || !dlb_torch_is_exact(foreign) ||
+        !dlb_torch_is_exact(part))
         Py_RETURN_FALSE;
     const char *ours = storage_of(own), *theirs = storage_of(foreign);
+    const char *of_ours = storage_of(part);
     lending.of_allocator = function_of(ours);
     lending.of_foreign = function_of(theirs);
+    lending.of_part = function_of(of_ours);
     uint64_t context = word_at(theirs, places.context);
     lending.open = lending.of_allocator != NULL && lending.of_foreign != NULL &&
-                   lending.of_allocator != lending.of_foreign && context != 0 &&
+                   lending.of_part != NULL &&
+                   lending.of_allocator != lending.of_foreign &&
+                   lending.of_part != lending.of_allocator &&
+                   lending.of_part != lending.of_foreign && context != 0 &&
                    word_at(ours, places.context) == word_at(ours, places.data) &&
                    context != word_at(theirs, places.data) &&
+                   word_at(of_ours, places.context) == (uint64_t)(uintptr_t)ours &&
                    ours[places.resizable] == 1 && theirs[places.resizable] == 0;
     return PyBool_FromLong(lending.open);
 }
@@ -626,8 +636,8 @@ PyMethodDef dlb_torch_functions[] = {
      "torch_direct_open($module, libtorch_cpu, libc10, tensor_type, parameter_type, "
      "samples, /)\n--\n\nFind what the guard of direct calls reads."},
     {"torch_lending_open", open_lending, METH_VARARGS,
-     "torch_lending_open($module, own, foreign, /)\n--\n\nLearn which functions free "
-     "the memory of these two tensors."},
+     "torch_lending_open($module, own, foreign, part, /)\n--\n\nLearn which functions "
+     "free the memory of these three tensors."},
     {"torch_lending_close", close_lending, METH_NOARGS,
      "torch_lending_close($module, /)\n--\n\nLend the memory of storages no more."},
     {"torch_lend", lend, METH_O,

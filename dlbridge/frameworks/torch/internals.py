@@ -272,7 +272,8 @@ def _lends_memory(torch: Any) -> bool:
     """Try whether memory stays while its storage or a view of it lives, and no longer."""
     own = torch.ones(5, device="cpu")
     try:
-        if not native.torch_lending_open(own, torch.from_numpy(np.ones(1))):
+        part = torch.empty(0, device="cpu").set_(own.untyped_storage()[8:])
+        if not native.torch_lending_open(own, torch.from_numpy(np.ones(1)), part):
             return False
         address, view = own.data_ptr(), native.torch_lend(own)
         return (
