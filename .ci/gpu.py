@@ -105,10 +105,13 @@ RESTARTS = 20  # of one file, after what a process does not outlive
 FAULT = 86  # what compute-sanitizer returns when it found something, and a file that has to stop
 LATE = 124  # the status of what was stopped for its time
 MEMCHECK = ("--tool", "memcheck", "--report-api-errors", "no")
-STREAM_RACES = ("--track-stream-ordered-races", "all")
+# Memory that is used before it is allocated. Its opposite, "use-after-free", knows waits of streams
+# and of the host alone: what a producer frees after cuEventQuery has said that all work on it is
+# over, as dlbridge gives memory back, it takes for a race.
+STREAM_RACES = ("--track-stream-ordered-races", "use-before-alloc")
 # Each alone on the machine: what runs under a tool is slow. JAX comes last, and without the search
-# for races between streams: its host learns of the end of a copy by a callback, which the tool does
-# not know, so that it takes memory that is freed after such a copy for a race.
+# for races between streams: its host learns of the end of a copy by a callback, which the tool
+# knows as little.
 SANITIZERS = {
     "memcheck": ((*MEMCHECK, *STREAM_RACES), ("--without", "jax")),
     "racecheck": (("--tool", "racecheck", "--racecheck-report", "all"), ("--without", "jax")),

@@ -96,8 +96,9 @@ def returns(frameworks: list[Framework]) -> None:
             cuda.synchronize()
             with ours.on(first):
                 x = ours.put(data())
-            with theirs.on(second):
+            with ours.on(first), theirs.on(second):  # a producer exports on its current stream
                 y = convert(x, theirs.name)
+            with theirs.on(second):
                 machine.launch(theirs.handle(second), slow=True)
                 total = total + y
             del x, y
