@@ -419,6 +419,39 @@ def test_a_kernel_without_the_gil_keeps_the_memory_of_its_torch_tensors(
     run_torch(run_python, CALLBACK + code, "direct")
 
 
+@pytest.mark.subprocess
+def test_a_kernel_keeps_the_memory_also_where_torch_lends_none(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """As while another thread still tries the paths of torch."""
+    framework("torch")
+    code = """
+    from dlbridge._core import _native as native
+
+    native.torch_lending_close()
+    assert native.torch_direct_allows(torch.ones(1))
+    changes = (lambda: x.set_(torch.zeros(3)), lambda: setattr(x, "data", torch.zeros(3)))
+    for number, change in enumerate(changes):
+        x, memory = watched()
+        expected = list(x.numpy().tobytes())
+
+        def change_and_look():
+            change()
+            alive.append(memory() is not None)
+
+        alive = []
+        kernel = dlbridge.wrap(
+            reading(change_and_look, len(expected)),
+            f"lent::unlent_{number}(x: f32[n]) -> ()",
+            gil="release",
+        )
+        kernel(x)
+        assert alive == [True], number
+        assert read.pop() == expected
+    """
+    run_torch(run_python, CALLBACK + code, "direct")
+
+
 # ---- NumPy, and objects of Python with a buffer --------------------------------------------------
 
 

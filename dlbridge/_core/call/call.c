@@ -550,7 +550,8 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
 /* While the kernel runs without the GIL, another thread may give a tensor of torch
  * other memory (x.data = y, x.set_, x.resize_): what the kernel has must stay. Nobody
  * else knows new results yet, and memory of CUDA is used again in the order of the
- * stream. */
+ * stream. DLB_DECLINED: it cannot be kept this way, as while another thread still tries
+ * the paths of torch. */
 static int keep_torch_memory(dlb_call *call) {
     dlb_frame *frame = &call->frame;
     int32_t count = call->made_count > 0 ? frame->input_count : frame->tensor_count;
@@ -563,6 +564,8 @@ static int keep_torch_memory(dlb_call *call) {
                 (dlb_borrowed){.is_buffer = false, .memory.core = buffer};
         else if (PyErr_Occurred())
             return -1;
+        else if (frame->tensors[i].device.device_type == kDLCPU)
+            return DLB_DECLINED;
     }
     return 0;
 }
@@ -654,7 +657,10 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
         if (call.target == NULL)
             call.holds_gil = dlb_frame_holds_gil(kernel, &call.frame);
         call.frame.objects = NULL; /* of the first element only */
-        if (keep_memory(&call) < 0 || run_batch(kernel, &call, steps, size) < 0) {
+        status = keep_memory(&call);
+    }
+    if (status == 0) {
+        if (run_batch(kernel, &call, steps, size) < 0) {
             status = -1;
             if (!PyErr_Occurred())
                 dlb_raise(&call.frame.error);

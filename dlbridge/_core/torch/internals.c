@@ -324,8 +324,8 @@ static void release_alias(dlb_buffer *buffer) {
     dlb_call_release(delete_alias, alias);
 }
 
-/* Another tensor over the same storage; memory that processes share stays where it is.
- */
+/* Another tensor over the same storage: for memory that processes share, which stays
+ * where it is, and for kernels while nothing is lent. */
 static dlb_buffer *keep_storage(PyObject *tensor, const DLTensor *dl) {
     dlb_torch_tensor handle = (dlb_torch_tensor)dlb_torch_handle(tensor), alias;
     if (dlb_shim.alias == NULL ||
@@ -340,11 +340,11 @@ static dlb_buffer *keep_storage(PyObject *tensor, const DLTensor *dl) {
 }
 
 dlb_buffer *dlb_torch_keep(PyObject *tensor, const DLTensor *dl) {
-    if (!lending.open || !dlb_torch_is_cpu(dlb_torch_impl(tensor)))
+    if (!dlb_torch_is_cpu(dlb_torch_impl(tensor)))
         return NULL;
     if (dlb_torch_extent(dl) == 0)
         return dlb_buffer_of_object(tensor);
-    counted_memory *block = hold_memory(storage_of(tensor));
+    counted_memory *block = lending.open ? hold_memory(storage_of(tensor)) : NULL;
     dlb_buffer *buffer = block ? dlb_buffer_new(release_block, block, NULL, 0)
                                : keep_storage(tensor, dl);
     if (buffer == NULL && block != NULL) {
