@@ -28,6 +28,7 @@ from _pytest.doctest import DoctestModule
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # so that tests may import the modules beside them
 
+import cpu_seconds  # noqa: E402
 from answers import FOLDER, Answers  # noqa: E402
 from dlpack_peers import NativePeer, compile_peer  # noqa: E402
 
@@ -81,6 +82,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record", action="store_true", help="ask TensorFlow and write its answers to tests/data"
     )
+    parser.addoption(
+        "--cpu", action="store_true", help="print the CPU seconds of folders, files and items"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,6 +107,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = SECONDS[ring]
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    if config.getoption("cpu"):
+        config.pluginmanager.register(cpu_seconds.Table())
     config.stash[STDERR] = os.dup(2)  # before it is captured
 
 
