@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import pytest
+from measuring import PATIENCE, lasts
 
 import dlbridge as dlb
 from dlbridge import faults
@@ -39,14 +39,23 @@ def test_a_slow_deleter_lets_other_threads_run() -> None:
     The thread that releases the tensor also makes it: a free-threaded Python leaves the last
     release of an object to the thread that made it.
     """
-    what = faults.describe(np.arange(3.0), on_delete=faults.slow(0.2))
+    inside, seen = threading.Event(), threading.Event()
+    slow = faults.slow(0.2)
+
+    def delete() -> None:
+        inside.set()
+        slow()
+        assert seen.wait(PATIENCE)
+
+    what = faults.describe(np.arange(3.0), on_delete=delete)
     producer = faults.ModernProducer(what)
     thread = threading.Thread(target=dlb.from_dlpack, args=(producer,))
-    begin = time.perf_counter()
-    thread.start()
-    assert time.perf_counter() - begin < 0.2
-    thread.join()
-    assert time.perf_counter() - begin >= 0.2
+    with lasts(0.2):
+        thread.start()
+        assert inside.wait(PATIENCE)
+        seen.set()  # before the deleter has come to its end
+        thread.join()
+    assert producer.deleted == 1
 
 
 def test_a_raising_deleter_is_reported_and_the_loan_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from measuring import pause
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -685,15 +685,15 @@ def test_deferred_work_happens_when_the_host_learns_of_it(bench: Bench) -> None:
 
 
 def test_host_functions_run_after_what_is_before_them(bench: Bench) -> None:
-    stream, seen = bench.stream(), threading.Event()
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.set())
+    stream, steps = bench.stream(), []
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: steps.append("called"))
     bench.driver.do("fake_hold", stream)
     bench.driver.do("cuLaunchHostFunc", stream, function, None)
-    time.sleep(0.02)
-    assert not seen.is_set()
+    pause(0.02)
+    steps.append("finished")
     bench.driver.fake_finish()
-    assert seen.wait(10)
     bench.driver.do("cuStreamSynchronize", stream)
+    assert steps == ["finished", "called"]
     assert bench.driver.faults == []
 
 
@@ -850,7 +850,7 @@ def test_host_functions_are_not_called_after_an_error(bench: Bench) -> None:
     bench.driver.do("cuLaunchHostFunc", stream, function, 0)
     bench.driver.fake_break(700)
     bench.driver.fake_finish()
-    time.sleep(0.05)
+    pause(0.05)
     assert calls == []
 
 

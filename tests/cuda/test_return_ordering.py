@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import pytest
 from cuda_peers import RUBBISH, Framework, Interface, own_kernel
 from driver_calls import LEGACY, PER_THREAD
 from machine import STREAM_KINDS
+from measuring import until
 
 import dlbridge
 from dlbridge import cuda
@@ -82,9 +82,7 @@ def test_memory_comes_back_without_any_further_call(machine):
     y = consumer.from_dlpack(take(producer)).read(slow=True)
     y.free()
     machine.finish()
-    patience = time.monotonic() + 10
-    while producer.pool.given_back == 0 and time.monotonic() < patience:
-        time.sleep(0.001)
+    until(lambda: producer.pool.given_back)
     assert producer.pool.given_back == 1
 
 

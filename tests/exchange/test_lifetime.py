@@ -559,6 +559,7 @@ import numpy as np
 import dlbridge
 from dlbridge._core import native
 from dlpack_peers import *
+from measuring import pause, until
 peer = NativePeer(sys.argv[1])
 data = np.arange(64, dtype=np.float32)
 data_of_c = describe(data)
@@ -634,7 +635,7 @@ def test_a_foreign_thread_may_delete_while_the_interpreter_shuts_down(
         f"""
 held = consumers(3000)
 peer.delete_in_background(held, pause={pause})
-time.sleep(0.005)
+pause(0.005)
 """,
     )
 
@@ -647,13 +648,15 @@ def test_a_daemon_thread_may_exchange_while_the_interpreter_shuts_down(
         run_python,
         native_peer,
         """
+begun = []
 def work():
     while True:
         for kind in KINDS:
             Consumer(make(kind).__dlpack__()).release()
+        begun.append(threading.get_ident())
 for _ in range(4):
     threading.Thread(target=work, daemon=True).start()
-time.sleep(0.2)
+until(lambda: len(set(begun)) == 4)
 """,
     )
 
@@ -750,7 +753,9 @@ def test_a_big_endian_processor_is_refused_at_import(run_python: Any) -> None:
 
 
 SLOW = """
-import sys, time
+import sys, threading
+from measuring import until
+from dlbridge import registry
 from dlbridge.exchange.adapter import Framework
 
 class Slow(Framework):
@@ -761,7 +766,14 @@ class Slow(Framework):
         return tensor.tolist()
 
 print("importing", flush=True)
-time.sleep(0.5)
+
+def is_forking():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None and frame.f_code is not registry._before_fork.__code__:
+        frame = frame.f_back
+    return frame
+
+until(is_forking, "a fork, which waits for this import")
 ADAPTER = Slow()
 """
 
@@ -772,17 +784,17 @@ def test_a_fork_waits_for_the_imports_of_a_first_exchange(run_python: Any, tmp_p
     (tmp_path / "slow.py").write_text(SLOW)
     done = run_python(
         f"""
-import os, sys, threading, time
+import os, sys, threading
 sys.path.insert(0, {str(tmp_path)!r})
 import faulthandler
+from measuring import until
 import dlbridge
 from dlbridge import registry
 
 dlbridge.register_framework("slow", "slow", ("slow",))
 first = threading.Thread(target=dlbridge.convert, args=(dlbridge.arange(3), "slow"))
 first.start()
-while "slow" not in sys.modules:
-    time.sleep(0.01)
+until(lambda: "slow" in sys.modules)
 child = os.fork()
 if child == 0:
     faulthandler.dump_traceback_later(20, exit=True)
@@ -802,19 +814,18 @@ def test_a_fork_inside_of_an_import_waits_for_nobody(run_python: Any, tmp_path: 
     """A thread may load what needs the module that is being imported here."""
     (tmp_path / "forks.py").write_text(
         """
-import os, threading, time
+import os, threading
+from measuring import until
 from dlbridge import registry
 
+registry._LONGEST = 3600.0  # a fork that waits would still do so when this process is ended
 thread = threading.Thread(target=registry.load, args=(__import__, "forks"))
 thread.start()
-while not registry._LOADING:
-    time.sleep(0.001)
-start = time.monotonic()
+until(lambda: registry._LOADING)
 child = os.fork()
 if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert time.monotonic() - start < 10
 """
     )
     done = run_python(
@@ -877,14 +888,15 @@ def test_a_fork_during_a_first_use_in_another_thread_harms_nobody(
         pytest.importorskip("google.protobuf")
     done = run_python(
         f"""
-import faulthandler, os, sys, threading, time
+import faulthandler, os, sys, threading
 from importlib.machinery import PathFinder
+from measuring import pause
 
 class Slowly(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         if name.startswith(("dlbridge", "google")):
-            time.sleep(0.02)
+            pause(0.02)
         return None
 {FIRST_USES[first]}
 sys.meta_path.insert(0, Slowly)
@@ -898,7 +910,7 @@ while thread.is_alive() and len(children) < 20:
         use()
         os._exit(0)
     children.append(child)
-    time.sleep(0.02)
+    pause(0.02)
 codes = [os.waitpid(child, 0)[1] for child in children]
 thread.join()
 assert children and not any(codes), codes

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from measuring import instances
 
 import dlbridge.graph as tf
 from dlbridge.errors import ArgumentError
@@ -336,8 +337,8 @@ def test_a_value_is_converted_for_a_framework_once(framework) -> None:
 def test_a_dropped_session_frees_its_variables_at_once(place: str, graph: Any) -> None:
     """Without the cyclic collector, which would let the values of many sessions pile up."""
 
-    def states() -> int:
-        return sum(type(each) is VariableState for each in gc.get_objects())
+    def own(others: list[Any]) -> list[Any]:
+        return [each for each in instances(VariableState) if all(each is not x for x in others)]
 
     variable = tf.get_variable("v", initializer=np.ones(3, np.float32))
     other = tf.get_variable("r", initializer=np.ones(3, np.float32), use_resource=True)
@@ -347,14 +348,14 @@ def test_a_dropped_session_frees_its_variables_at_once(place: str, graph: Any) -
     gc.collect()
     gc.disable()
     try:
-        before = states()
+        others = instances(VariableState)
         session = tf.Session(framework=place)
         session.run(tf.global_variables_initializer())
         session.run([total, change, other + fed], {fed: np.ones(3)})
         session.run({"a": total}, {fed: np.ones(3)}, trace=True)
         session.make_callable([variable, fed], [fed])(np.ones(3))
-        assert states() == before + 2
+        assert len(own(others)) == 2
         del session
-        assert states() == before
+        assert not own(others)
     finally:
         gc.enable()

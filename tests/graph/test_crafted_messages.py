@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import struct
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,12 @@ from dlbridge.errors import MPIError
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 MANY = (300, 1000)  # more than travels with the header
 CONTENTS = 4 * 300 * 1000
+STAND_IN = Path(__file__).resolve().parents[1] / "fuzz" / "mpi_stand_in.c"
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    source = Path(__file__).resolve().parents[1] / "fuzz" / "mpi_stand_in.c"
-    return compile_library(source, tmp_path_factory.mktemp("mpi"))
+    return compile_library(STAND_IN, tmp_path_factory.mktemp("mpi"))
 
 
 @pytest.fixture
@@ -599,21 +598,30 @@ def test_a_call_of_a_cluster_begins_its_step_and_ends_it(job: Job, limit: int) -
     assert not lock.locked()
 
 
-def test_announcements_that_no_step_took_go_with_the_transport(library: Any) -> None:
+def test_announcements_that_no_step_took_go_with_the_transport(run_python: Any) -> None:
     """Only contents that MPI may still write to outlive it."""
-    library.stand_in_clear()
-    library.stand_in_set(1, 0)
+    run_python(
+        """
+        import tempfile
+        from pathlib import Path
+        from graph.test_crafted_messages import MANY, STAND_IN, Job, compile_library, message
+        from measuring import blocks, growth
 
-    def announce(times: int) -> int:
-        for _ in range(times):
+        with tempfile.TemporaryDirectory() as folder:
+            library = compile_library(STAND_IN, Path(folder))
+        library.stand_in_clear()
+        library.stand_in_set(1, 0)
+
+        def announce():
             job = Job(library)
             for number in range(20):
                 job.put(message(MANY, edge=number))
             job.transport.progress()
-        return sys.getallocatedblocks()
 
-    before = announce(4)
-    assert announce(40) - before < 40, "800 announcements"
+        grown = growth(announce, 40, blocks)
+        assert grown < 0.5, f"{grown} blocks for each 20 announcements"
+        """
+    ).check()
 
 
 def test_limits_that_are_none_are_refused(job: Job) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from measuring import instructions, peak
 
 import dlbridge
 import dlbridge.graph as tf
@@ -21,17 +21,6 @@ def exported(build: Callable[[], Any]) -> Any:
     with tf.Graph().as_default() as graph:
         build()
     return graph.as_graph_def()
-
-
-def cost_of_import(graph_def: Any) -> tuple[float, float]:
-    """Return the seconds and the bytes at the peak of an import."""
-    tf.load_graph(graph_def)  # what is imported for the first time
-    tracemalloc.start()
-    begin = time.perf_counter()
-    tf.load_graph(graph_def)
-    seconds, (_, peak) = time.perf_counter() - begin, tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return seconds, peak
 
 
 # ---- nothing runs --------------------------------------------------------------------------------
@@ -111,9 +100,10 @@ def test_a_wide_dilation_is_not_computed_for_a_static_shape() -> None:
         padded = tf.nn.conv2d(image, window, [1, 1, 1, 1], "SAME", dilations=[1, 2**14, 2**14, 1])
         tf.reshape(tf.zeros([1]), tf.cast(tf.reshape(padded, [1]), tf.int32))
 
-    seconds, peak = cost_of_import(exported(build))
-    assert peak < 2**24
-    assert seconds < 5
+    graph_def = exported(build)
+    tf.load_graph(graph_def)  # what is imported for the first time
+    assert peak(lambda: tf.load_graph(graph_def), 2**24) < 2**24
+    assert instructions(lambda: tf.load_graph(graph_def)) < 10**6
 
 
 def grow(count: int) -> Any:
@@ -128,17 +118,13 @@ def grow(count: int) -> Any:
 
 
 @pytest.mark.full
-def test_the_time_of_an_import_grows_with_the_number_of_nodes() -> None:
+def test_the_work_of_an_import_grows_with_the_number_of_nodes() -> None:
     """Not with its square: beyond the budget of the graph, a value is unknown until it runs."""
 
-    def time_of(graph_def: Any) -> float:
-        begin = time.perf_counter()
-        tf.load_graph(graph_def)
-        return time.perf_counter() - begin
-
     graphs = grow(1000), grow(4000)
-    small, large = (min(time_of(each) for _ in range(3)) for each in graphs)
-    assert large < 12 * small
+    tf.load_graph(graphs[0])
+    small, large = (instructions(partial(tf.load_graph, each)) for each in graphs)
+    assert large < 6 * small
 
 
 LARGE = """
@@ -156,10 +142,17 @@ node { name: "fill_%d" op: "Tile" input: "zero" input: "shape"
 def test_a_large_constant_costs_no_node_its_size() -> None:
     """A constant of 30 bytes may have 2**22 elements, and be an input of every node."""
     text = LARGE + "".join(FILL % i for i in range(300))
-    begin = time.perf_counter()
-    with suppress(ValueError):  # multiples for 2**22 dimensions may well be refused
-        tf.load_graph(text)
-    assert time.perf_counter() - begin < 10
+
+    def load(text: str) -> None:
+        with suppress(ValueError):  # multiples for 2**22 dimensions may well be refused
+            tf.load_graph(text)
+
+    load(text)  # what is imported for the first time
+    assert peak(partial(load, text), 2**21) < 2**21
+    small, large = (
+        instructions(partial(load, text.replace("4194304", size))) for size in ("4", "4194304")
+    )
+    assert large < 1.5 * small
 
 
 def test_many_nodes_of_many_results_are_refused() -> None:
@@ -176,12 +169,12 @@ def test_many_nodes_of_many_results_are_refused() -> None:
     for number in range(100):
         graph_def.node.add().CopyFrom(node)
         graph_def.node[-1].name = f"s{number}"
-    tracemalloc.start()
-    with pytest.raises(ValueError, match="results the graph has more than is allowed"):
-        tf.load_graph(graph_def)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 2**25
+
+    def load() -> None:
+        with pytest.raises(ValueError, match="results the graph has more than is allowed"):
+            tf.load_graph(graph_def)
+
+    assert peak(load, 2**25) < 2**25
 
 
 def test_beyond_the_budget_a_shape_is_unknown_and_the_values_are_right() -> None:
@@ -206,13 +199,14 @@ def test_a_name_of_many_scopes_takes_memory_by_its_length() -> None:
     graph_def = tf.Graph().as_graph_def()
     graph_def.node.add(name="a/" * 30_000 + "b", op="NoOp")
     graph = tf.load_graph(graph_def)
-    tracemalloc.start()
-    with graph.as_default():
-        tf.import_graph_def(graph_def, name="")
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(graph.get_operations()) == 2
-    assert peak < 200 * len(graph_def.node[0].name) + 2**22
+
+    def load() -> None:
+        with graph.as_default():
+            tf.import_graph_def(graph_def, name="")
+
+    most = 200 * len(graph_def.node[0].name) + 2**22
+    assert peak(load, most) < most
+    assert len(graph.get_operations()) > 1
 
 
 def test_scopes_as_deep_as_a_name_are_drawn() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from measuring import peak
 
 import dlbridge
 import dlbridge.graph as tf
@@ -66,15 +64,14 @@ GROWING: dict[str, Callable[[], Any]] = {
 }
 
 
-def peak_of(run: Callable[[], Any]) -> int:
+def peak_refused(run: Callable[[], Any], most: int) -> int:
     """Return the most bytes that a call had at once; it is refused."""
-    tracemalloc.start()
-    try:
+
+    def refused() -> None:
         with pytest.raises(tf.errors.ResourceExhaustedError, match="max_bytes=1048576"):
             run()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+
+    return peak(refused, most)
 
 
 def refused_by_numpy(graph: tf.Graph, result: Any) -> None:
@@ -93,7 +90,7 @@ def test_each_op_type_whose_result_follows_from_data_is_refused(name: str, place
     with tf.Graph().as_default() as graph:
         result = GROWING[name]()
     with tf.Session(graph=graph, framework=place, max_bytes=LIMIT) as session:
-        assert peak_of(lambda: session.run(result)) < 8 * LIMIT
+        assert peak_refused(lambda: session.run(result), 8 * LIMIT) < 8 * LIMIT
 
 
 def test_the_error_says_which_operation_and_how_much() -> None:
@@ -142,7 +139,7 @@ def test_a_repeated_constant_is_refused_before_it_is_decoded(place: str) -> None
     graph = tf.load_graph(graph_def)
     with tf.Session(graph=graph, framework=place, max_bytes=LIMIT) as session:
         for name in ("c:0", "d:0", "late:0"):
-            assert peak_of(lambda name=name: session.run(name)) < LIMIT
+            assert peak_refused(lambda name=name: session.run(name), LIMIT) < LIMIT
 
 
 def test_long_texts_count() -> None:
@@ -155,7 +152,7 @@ def test_long_texts_count() -> None:
         many = tf.fill(fed([LARGE]), "x")
     with tf.Session(graph=graph, max_bytes=LIMIT) as session:
         for each in (text, wide, precise, many):
-            assert peak_of(lambda each=each: session.run(each)) < 8 * LIMIT
+            assert peak_refused(lambda each=each: session.run(each), 8 * LIMIT) < 8 * LIMIT
 
 
 def test_arrays_that_a_function_makes_in_numpy_count() -> None:
@@ -197,11 +194,8 @@ def test_a_limit_is_a_positive_number_of_bytes(value: Any, error: type[Exception
 
 
 CHILD = r"""
-    import re
-    import resource
-    from pathlib import Path
-
     import dlbridge.graph as tf
+    from measuring import allow_memory, peak_of_process
     graph_def = tf.Graph().as_graph_def()
     node = graph_def.node.add(name="c", op="Const")
     node.attr["dtype"].type = 3
@@ -224,8 +218,7 @@ CHILD = r"""
         wide = tf.nn.conv2d(pixel, window, strides, "SAME", dilations=dilations)
     data = graph_def.SerializeToString()
     assert len(data) < 365, len(data)
-    now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + 2**27, now + 2**27))
+    allow_memory(2**27)
     with tf.Session(graph=tf.load_graph(data), max_bytes=2**20) as session:
         with tf.Session(graph=image, max_bytes=2**20) as other:
             for run in (session, "c:0"), (session, "f:0"), (other, wide):
@@ -235,18 +228,14 @@ CHILD = r"""
                     assert "max_bytes" in str(error), error
                 else:
                     raise AssertionError(run)
-    print(re.search("VmHWM: *\t* *([0-9]+)", Path("/proc/self/status").read_text())[1])
+    print(peak_of_process())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's memory is Linux's")
-def test_few_bytes_do_not_exhaust_a_small_machine() -> None:
+def test_few_bytes_do_not_exhaust_a_small_machine(run_python: Any) -> None:
     """Values of 2 GiB, in a process that may take 128 MiB more."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CHILD)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 2**19  # KiB
+    assert int(run_python(CHILD).check()) < 2**29
 
 
 LONG = 2**24  # values, whose list in Python would take half a gigabyte
@@ -277,12 +266,12 @@ def test_shapes_and_axes_of_millions_of_values_are_refused_without_a_look(name: 
         result = NAMING[name](host)
     value = np.ones(LONG, np.int32)
     with tf.Session(graph=graph) as session:
-        tracemalloc.start()
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            session.run(result, {host: value})
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert peak < 2**23  # what is imported on the way included
+
+        def run() -> None:
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                session.run(result, {host: value})
+
+        assert peak(run, 2**23) < 2**23  # what is imported on the way included
 
 
 def test_many_shifts_along_one_axis_are_their_sum() -> None:

@@ -173,8 +173,10 @@ int pointers_16(DLTensor *a, DLTensor *b, DLTensor *c, DLTensor *d, DLTensor *e,
 
 /* ---- time ---- */
 
-int sleep_300_ms(void *context, DLTensor *args, int n) {
-    (void)context, (void)args, (void)n;
-    struct timespec time = {0, 300 * 1000 * 1000};
-    return nanosleep(&time, NULL);
+/* Write whether this thread has the GIL: 2 if it has. */
+int PyGILState_Check(void);
+int has_gil(void *context, DLTensor *args, int n) {
+    (void)context, (void)n;
+    *(float *)args->data = PyGILState_Check() ? 2 : 1;
+    return 0;
 }

@@ -85,7 +85,8 @@ def test_more_operators_than_the_pool_has(run_python, framework) -> None:
     framework("torch")
     out = run_python(
         """
-        import time, torch, dlbridge
+        import torch, dlbridge
+        from measuring import instructions
         from dlbridge.frameworks.torch import operators as torch_registry
         from kernels.torch_samples import compiled
 
@@ -93,10 +94,11 @@ def test_more_operators_than_the_pool_has(run_python, framework) -> None:
         x = torch.ones(4)
 
         def spent(count):
-            start = time.perf_counter()
-            for number in range(count, count + 100):
-                dlbridge.wrap(kernel, name=f"many::n{number}").torch(x)
-            return time.perf_counter() - start
+            def call():
+                for number in range(count, count + 100):
+                    dlbridge.wrap(kernel, name=f"many::n{number}").torch(x)
+
+            return instructions(call)
 
         first = min(spent(count) for count in range(0, 500, 100))
         for number in range(500, 8600):

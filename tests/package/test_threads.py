@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dlpack_peers import on_threads
+from measuring import is_over, pause, soon
 
 import dlbridge
 from dlbridge import registry
@@ -159,12 +160,12 @@ def test_sixteen_threads_exchange_view_wrap_and_call_the_same_things() -> None:
     shared = dlbridge.from_dlpack(array)
     increment = SIGNATURE(lambda _context, _tensors: 0)
     kernel = dlbridge.wrap(increment, "tests::of_sixteen(x: f64[n, m]) -> f64[n, m]")
-    end = time.monotonic() + float(os.environ.get("DLBRIDGE_THREADS_SECONDS", "1"))
+    end = soon(float(os.environ.get("DLBRIDGE_THREADS_SECONDS", "1")))
     before = native.live()["tensors"]
     rounds = [0] * 16
 
     def work(i: int) -> None:
-        while time.monotonic() < end or rounds[i] < 3:
+        while rounds[i] < 3 or not is_over(end):
             tensor = dlbridge.from_dlpack(array)
             part = shared[i % 8 :, ::2].T
             assert dlbridge.to_numpy(part).tolist() == array[i % 8 :, ::2].T.tolist()
@@ -283,14 +284,13 @@ def test_the_deadline_of_a_step_is_set_while_another_thread_waits(mpi_library: s
 
     def work(i: int) -> None:
         for _ in range(40):
-            soon = time.monotonic() + 0.001
             if i > 0:
-                meeting.limit(soon, TimeoutError())
+                meeting.limit(soon(0.001), TimeoutError())
                 meeting.peers = frozenset({i})
-                time.sleep(0.0005)
+                pause(0.0005)
                 continue
             meeting.step = 1
-            meeting.limit(soon, TimeoutError())
+            meeting.limit(soon(0.001), TimeoutError())
             with pytest.raises(TimeoutError):
                 receives()
             meeting.end()

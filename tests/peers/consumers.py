@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable
 
 import pytest
+from measuring import until
 
 from peers.readers import has
 
@@ -31,9 +31,9 @@ def require_all() -> None:
 
 def settles(condition: Callable[[], bool]) -> bool:
     """Wait for a library that calls deleters on a thread of its own."""
-    for _ in range(200):
-        if condition():
-            return True
-        gc.collect()
-        threading.Event().wait(0.01)
-    return False
+
+    def is_settled() -> bool:
+        return condition() or (gc.collect() >= 0 and condition())
+
+    until(is_settled, "the call of the deleter")
+    return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from measuring import peak
 from wire_oracle import REFUSED, Oracle, same, sample
 
 from dlbridge.errors import ExchangeError, WireError
@@ -177,33 +177,24 @@ def test_bits_of_half_may_have_their_sign_extended() -> None:
 def test_fourteen_bytes_that_ask_for_32_gigabytes_take_no_memory(values: dict[str, Any]) -> None:
     data = proto(1, [2**33], **values)
     assert len(data) <= 18
-    tracemalloc.start()
-    try:
-        value = read_tensor(data)
-        tensor = load_tensor(data)
-        again = dump_tensor(value)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 1 << 16
+    assert peak(lambda: (dump_tensor(read_tensor(data)), load_tensor(data)), 1 << 16) < 1 << 16
+    value, tensor = read_tensor(data), load_tensor(data)
     assert value.shape == tensor.shape == (2**33,)
     assert tensor.strides == (0,)
     assert tensor.readonly
     assert value.array[2**32] == sum(values.get("float_val", [0]))
-    assert value == read_tensor(again)
+    assert value == read_tensor(dump_tensor(value))
 
 
 @pytest.mark.parametrize("name", [name for name in MALFORMED if "bomb" in name or "many" in name])
 def test_refusals_take_no_memory_either(name: str) -> None:
     data, _ = MALFORMED[name]
-    tracemalloc.start()
-    try:
+
+    def read() -> None:
         with pytest.raises(WireError):
             read_tensor(data)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 1 << 17
+
+    assert peak(read, 1 << 17) < 1 << 17
 
 
 # ---- random bytes -------------------------------------------------------------------------------

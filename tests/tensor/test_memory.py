@@ -635,11 +635,11 @@ def test_large_memory_asks_for_huge_pages():
 def test_kept_memory_is_freed_when_memory_runs_out(run_python):
     run_python(
         """
-        import resource, dlbridge
-        size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        import dlbridge
+        from measuring import allow_memory
         first = dlbridge.empty(100 << 20, "uint8")
         del first
-        resource.setrlimit(resource.RLIMIT_AS, (size + (200 << 20),) * 2)
+        allow_memory(100 << 20)
         second = dlbridge.empty(170 << 20, "uint8")
         assert dlbridge.CPUAllocator().cached_bytes == 0
         """
