@@ -126,6 +126,31 @@ def values(tf: Any, case: Case, known: str = "all", **session: Any) -> Outcome:
             return Outcome(_class(error))
 
 
+def together(tf: Any, cases: list[Case], **session: Any) -> list[Outcome]:
+    """Return the values of cases that share a graph and a run; of those that fail, one by one."""
+    sound = [case for case in cases if case.error is None]
+    with tf.Graph().as_default():
+        results, feeds = [], {}
+        for case in sound:
+            places = place(tf, case.inputs, "all")
+            results.append(as_list(case.build(tf, *places)))
+            feeds.update(zip(places, case.inputs, strict=True))
+        with tf.Session(**session) as running:
+            got = iter(running.run(results, feeds) if sound else ())
+    return [
+        Outcome(None, tuple(next(got))) if case.error is None else values(tf, case, **session)
+        for case in cases
+    ]
+
+
+def families(cases: list[Case]) -> dict[str, list[Case]]:
+    """Return cases by the function that they are about: the first word of their names."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case.name.partition("-")[0] or case.name, []).append(case)
+    return found
+
+
 def _class(error: Exception) -> str:
     """The class of an error that both libraries know; ours may be more special."""
     names = [kind.__name__ for kind in type(error).__mro__]
@@ -139,18 +164,22 @@ def _class(error: Exception) -> str:
     )
 
 
-def assert_close(got: Any, wanted: Any, tolerance: float = 1.0) -> None:
+def assert_close(got: Any, wanted: Any, tolerance: float = 1.0, of: str = "") -> None:
     """Compare dtype, shape and values; floats as closely as their dtype allows."""
     got, wanted = np.asarray(got), np.asarray(wanted)
-    assert got.shape == wanted.shape
-    assert got.dtype == wanted.dtype
+    assert got.shape == wanted.shape, of
+    assert got.dtype == wanted.dtype, of
     relative, absolute = TOLERANCES.get(wanted.dtype.name, (0, 0))
     if not relative:
-        np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(got, wanted, of)
         return
     wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
     np.testing.assert_allclose(
-        got.astype(wide), wanted.astype(wide), relative * tolerance, absolute * tolerance
+        got.astype(wide),
+        wanted.astype(wide),
+        relative * tolerance,
+        absolute * tolerance,
+        err_msg=of,
     )
 
 

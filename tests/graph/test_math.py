@@ -15,10 +15,12 @@ from graph.graph_oracle import (
     Outcome,
     assert_close,
     bfloat16,
+    families,
     plain,
     refines,
     static,
     tensorflow,
+    together,
     values,
 )
 
@@ -644,7 +646,6 @@ GENERATION = [
 ]
 
 CASES = [*ELEMENTWISE, *OPERATORS, *CASTS, *SELECTION, *REDUCTIONS, *LINEAR, *GENERATION]
-IDS = [f"{i}-{case.name}" for i, case in enumerate(CASES)]
 # The other dtypes of a class have the same kernels: they are in the long ring.
 FULL = ("float16", "float64", "complex128", "int8", "int16", "int64", "uint16", "uint32", "uint64")
 
@@ -672,19 +673,25 @@ def ask_values(case: Case) -> Outcome:
     return values(one, case, config=plain(one))
 
 
-@pytest.mark.fast(lambda case: is_fast(case))
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_names_dtypes_and_static_shapes_are_tensorflows(answers: Answers, case: Case) -> None:
+FAMILIES = families(CASES)
+each_family = pytest.mark.parametrize("family", FAMILIES)
+has_fast = pytest.mark.fast(lambda family: any(map(is_fast, FAMILIES[family])))
+
+
+@has_fast
+@each_family
+def test_names_dtypes_and_static_shapes_are_tensorflows(answers: Answers, family: str) -> None:
     """Also those of inputs of which less is known; what is wrong then shows as early as there."""
-    question = f"static {case.name}"
-    all_known = [*answers(f"{question} all", partial(ask_static, case, "all"), *case.inputs)]
-    # The composite is another one where `static` is false, and so what is known of it.
-    for known in ("all", "some", "rank", "nothing") if case.static else ("all",):
-        ours = static(tf, case, known)
-        ask = partial(ask_static, case, known)
-        less_known = answers(f"{question} {known}", ask, *case.inputs)
-        for truth, theirs in zip(all_known, less_known, strict=True):
-            check_static(case, ours, Outcome(*theirs), Outcome(*truth))
+    for case in in_ring(FAMILIES[family]):
+        question = f"static {case.name}"
+        all_known = [*answers(f"{question} all", partial(ask_static, case, "all"), *case.inputs)]
+        # The composite is another one where `static` is false, and so what is known of it.
+        for known in ("all", "some", "rank", "nothing") if case.static else ("all",):
+            ours = static(tf, case, known)
+            ask = partial(ask_static, case, known)
+            less_known = answers(f"{question} {known}", ask, *case.inputs)
+            for truth, theirs in zip(all_known, less_known, strict=True):
+                check_static(case, ours, Outcome(*theirs), Outcome(*truth))
 
 
 def check_static(case: Case, ours: Outcome, theirs: Outcome, truth: Outcome) -> None:
@@ -702,25 +709,27 @@ def check_static(case: Case, ours: Outcome, theirs: Outcome, truth: Outcome) -> 
             assert got[0] == wanted[0]
 
 
-@pytest.mark.fast(lambda index: is_fast(CASES[index]))
+@has_fast
 @pytest.mark.parametrize("framework_name", ["numpy", "torch", "jax"])
-@pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
+@each_family
 def test_values_are_tensorflows(
-    answers: Answers, framework: Any, index: int, framework_name: str
+    answers: Answers, framework: Any, family: str, framework_name: str
 ) -> None:
-    case = CASES[index]
-    if framework_name not in case.frameworks:
+    """In one graph for the functions of a family, but for those that fail."""
+    cases = [each for each in in_ring(FAMILIES[family]) if framework_name in each.frameworks]
+    if not cases:
         pytest.skip(f"{framework_name} cannot do this, or cannot tell")
     framework(framework_name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Error .* persistent compilation cache")  # JAX's own
-        got = values(tf, case, framework=framework_name)
-    for answer in answers(f"values {case.name}", lambda: ask_values(case), *case.inputs):
-        wanted = Outcome(*answer)
-        assert got.error == wanted.error
-        if case.error:
-            assert wanted.error is not None
-            continue
-        for one, other in zip(got.results, wanted.results, strict=True):
-            assert_close(one, other)
+        outcomes = together(tf, cases, framework=framework_name)
+    for case, got in zip(cases, outcomes, strict=True):
+        for answer in answers(f"values {case.name}", partial(ask_values, case), *case.inputs):
+            wanted = Outcome(*answer)
+            assert got.error == wanted.error, case.name
+            if case.error:
+                assert wanted.error is not None
+                continue
+            for one, other in zip(got.results, wanted.results, strict=True):
+                assert_close(one, other, of=case.name)
