@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from answers import Answers
+from graph.graph_oracle import families
 
 import dlbridge.graph as tf
 
@@ -421,12 +422,17 @@ def built(tf: Any, case: Case, how: str) -> tuple[Any, list[Any], list[Any]]:
     """Return the graph, the placeholders and the results of a case."""
     graph = tf.Graph()
     with graph.as_default():
-        holders = [
-            tf.placeholder(x.dtype, shape)
-            for x, shape in zip(case.inputs, loosened(case, how), strict=True)
-        ]
-        out = case.build(tf, *holders)
-    return graph, holders, list(out) if isinstance(out, list | tuple) else [out]
+        return graph, *placed(tf, case, how)
+
+
+def placed(tf: Any, case: Case, how: str) -> tuple[list[Any], list[Any]]:
+    """Return placeholders and results of a case in the current graph."""
+    holders = [
+        tf.placeholder(x.dtype, shape)
+        for x, shape in zip(case.inputs, loosened(case, how), strict=True)
+    ]
+    out = case.build(tf, *holders)
+    return holders, list(out) if isinstance(out, list | tuple) else [out]
 
 
 def summary(tf: Any, case: Case, how: str) -> Any:
@@ -467,21 +473,29 @@ def ask_values(case: Case) -> list[Any]:
     return values
 
 
+FAMILIES = families(CASES)
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
-@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: CASES[index].name)
-def test_values_are_tensorflows(index: int, name: str, framework: Any, answers: Answers) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_are_tensorflows(family: str, name: str, framework: Any, answers: Answers) -> None:
+    """In one graph for the cases of a function."""
     framework(name)
-    case = CASES[index]
-    graph, holders, results = built(tf, case, "extents")
-    with tf.Session(graph=graph, framework=name) as session:
-        values = session.run(results, dict(zip(holders, case.inputs, strict=True)))
-    live = not case.name.startswith(ONEDNN_IS_WRONG)
-    question = f"values {case.name}"
-    for wanted in answers(question, lambda: ask_values(case), *case.inputs, live=live):
-        for value, want in zip(values, wanted, strict=True):
-            assert value.shape == want.shape
-            assert value.dtype == want.dtype
-            scale = max(float(np.max(np.abs(want[np.isfinite(want)]), initial=0)), 1e-3)
-            np.testing.assert_allclose(
-                value, want, rtol=case.tolerance, atol=case.tolerance * scale
-            )
+    fetches, feeds = [], {}
+    with tf.Graph().as_default(), tf.Session(framework=name) as session:
+        for case in FAMILIES[family]:
+            holders, results = placed(tf, case, "extents")
+            fetches.append(results)
+            feeds.update(zip(holders, case.inputs, strict=True))
+        found = session.run(fetches, feeds)
+    for case, values in zip(FAMILIES[family], found, strict=True):
+        live = not case.name.startswith(ONEDNN_IS_WRONG)
+        question = f"values {case.name}"
+        for wanted in answers(question, partial(ask_values, case), *case.inputs, live=live):
+            for value, want in zip(values, wanted, strict=True):
+                assert value.shape == want.shape, case.name
+                assert value.dtype == want.dtype, case.name
+                scale = max(float(np.max(np.abs(want[np.isfinite(want)]), initial=0)), 1e-3)
+                np.testing.assert_allclose(
+                    value, want, case.tolerance, case.tolerance * scale, err_msg=case.name
+                )
