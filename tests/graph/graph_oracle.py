@@ -143,11 +143,11 @@ def together(tf: Any, cases: list[Case], **session: Any) -> list[Outcome]:
     ]
 
 
-def families(cases: list[Any]) -> dict[str, list[Any]]:
+def families(cases: list[Any], after: str = "-") -> dict[str, list[Any]]:
     """Return cases by the function that they are about: the first word of their names."""
     found: dict[str, list[Any]] = {}
     for case in cases:
-        found.setdefault(case.name.partition("-")[0] or case.name, []).append(case)
+        found.setdefault(case.name.partition(after)[0] or case.name, []).append(case)
     return found
 
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from answers import Answers
+from graph.graph_oracle import families
 
 import dlbridge.graph as tf
 from dlbridge.execution.errors import OpError
@@ -469,12 +470,17 @@ def built(tf: Any, case: Case, how: str) -> tuple[Any, list[Any], list[Any]]:
     """Return the graph, the placeholders and the results of a case."""
     graph = tf.Graph()
     with graph.as_default():
-        holders = [
-            tf.placeholder(tf.string if x.dtype == object else x.dtype, LOOSENED[how](x))
-            for x in case.inputs
-        ]
-        out = case.build(tf, *holders)
-    return graph, holders, list(out) if isinstance(out, list | tuple) else [out]
+        return graph, *placed(tf, case, how)
+
+
+def placed(tf: Any, case: Case, how: str) -> tuple[list[Any], list[Any]]:
+    """Return placeholders and results of a case in the current graph."""
+    holders = [
+        tf.placeholder(tf.string if x.dtype == object else x.dtype, LOOSENED[how](x))
+        for x in case.inputs
+    ]
+    out = case.build(tf, *holders)
+    return holders, list(out) if isinstance(out, list | tuple) else [out]
 
 
 # We know more than TensorFlow: the batches of `params` and `indices` are one; the rank of the
@@ -580,31 +586,39 @@ def ask_values(case: Case) -> Any:
             return error.error_code
 
 
+FAMILIES = families(CASES, "_")
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
-@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: CASES[index].name)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_errors_are_tensorflows(
-    index: int, name: str, framework: Any, answers: Answers
+    family: str, name: str, framework: Any, answers: Answers
 ) -> None:
-    """With nothing known before the run, so that kernels see what is wrong."""
+    """With nothing known before the run, so that kernels see what is wrong.
+
+    In one graph for the cases of a function, but for those that fail.
+    """
     framework(name)
-    case = CASES[index]
-    for wanted in answers(f"values {case.name}", lambda: ask_values(case), *case.inputs):
-        if wanted is None:
-            pytest.skip("refused while the graph is built")
-        check_values(case, name, wanted)
-
-
-def check_values(case: Case, name: str, wanted: Any) -> None:
-    graph, holders, results = built(tf, case, "rank")
-    with tf.Session(graph=graph, framework=name) as session:
-        feeds = dict(zip(holders, case.inputs, strict=True))
-        if isinstance(wanted, int):
-            with pytest.raises(OpError) as caught:
-                session.run(results, feeds)
-            assert caught.value.error_code == wanted
-            return
-        values = session.run(results, feeds)
-    for value, want in zip(values, wanted, strict=True):
-        assert value.shape == want.shape
-        assert value.dtype == want.dtype
-        np.testing.assert_array_equal(value, want)
+    sound, fetches, feeds = [], [], {}
+    with tf.Graph().as_default(), tf.Session(framework=name) as session:
+        for case in FAMILIES[family]:
+            asked = [*answers(f"values {case.name}", partial(ask_values, case), *case.inputs)]
+            if any(wanted is None for wanted in asked):
+                continue  # it is refused while the graph is built
+            holders, results = placed(tf, case, "rank")
+            fed = dict(zip(holders, case.inputs, strict=True))
+            if any(isinstance(wanted, int) for wanted in asked):
+                with pytest.raises(OpError) as caught:
+                    session.run(results, fed)
+                assert asked == [caught.value.error_code] * len(asked), case.name
+                continue
+            sound.append((case, asked))
+            fetches.append(results)
+            feeds.update(fed)
+        found = session.run(fetches, feeds) if fetches else []
+    for (case, asked), values in zip(sound, found, strict=True):
+        for wanted in asked:
+            for value, want in zip(values, wanted, strict=True):
+                assert value.shape == want.shape, case.name
+                assert value.dtype == want.dtype, case.name
+                np.testing.assert_array_equal(value, want, case.name)
