@@ -8,7 +8,8 @@ that is put off hides a circle, it does not remove it. Imports for annotations a
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,12 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, int]]:
                 yield name.value, node.lineno
 
 
+@cache
+def imports_of(module: str) -> list[tuple[str, int]]:
+    """Return the imports of a module of the package, which is parsed once."""
+    return [*imports(MODULES[module], MODULES)]
+
+
 def layer(module: str) -> str | None:
     """Return the row of LAYERS that a module belongs to: its folder's, or its parent folder's."""
     parts = module.split(".")[1:]
@@ -136,9 +143,13 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 def import_graph(known: dict[str, Path]) -> dict[str, set[str]]:
     """Return the modules that each module imports, itself and packages of its own left out."""
+
+    def read(name: str) -> Iterable[tuple[str, int]]:
+        return imports_of(name) if known is MODULES else imports(known[name], known)
+
     return {
-        name: {other for other, _ in imports(path, known) if other in known and other != name}
-        for name, path in known.items()
+        name: {other for other, _ in read(name) if other in known and other != name}
+        for name in known
     }
 
 
@@ -148,7 +159,7 @@ def test_imports_only_go_down(module: str) -> None:
         return
     own = layer(module)
     assert own is not None, f"{module} has no layer: add it to LAYERS"
-    for name, line in imports(MODULES[module], MODULES):
+    for name, line in imports_of(module):
         if name.partition(".")[0] != "dlbridge":
             continue
         assert name != "dlbridge", f"{MODULES[module]}:{line} imports the package root"
@@ -183,5 +194,5 @@ def test_frameworks_are_imported_by_what_is_theirs_only(module: str) -> None:
     parts = module.split(".")
     if parts[1:2] == ["frameworks"] or parts[-1].partition("_")[0] in FRAMEWORKS:
         return
-    for name, line in imports(MODULES[module], MODULES):
+    for name, line in imports_of(module):
         assert name.partition(".")[0] not in FRAMEWORKS, f"{MODULES[module]}:{line} imports {name}"
