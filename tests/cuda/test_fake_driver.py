@@ -66,7 +66,7 @@ class Bench:
     def ask_until_over(self, event: int) -> None:
         """Ask for an event, which may be pending, until it is over."""
         while (code := self.driver.cuEventQuery(event)) == NOT_READY:
-            time.sleep(0)
+            pause(0)
         assert code == 0
 
     def begin_capture(self, stream: int, mode: int = GLOBAL) -> None:
