@@ -3,6 +3,7 @@
 dlbridge check        check a producer or a consumer against the rules of DLPack
 dlbridge demo         send a tensor round the ring of installed frameworks and back
 dlbridge doctor       show what is installed, what is broken, and known defects with advice
+dlbridge explain      say whether an exchange would share or copy, or why it is refused
 dlbridge inspect      show what a tensor's capsules and its exchange table say
 dlbridge matrix       exchange tensors between all frameworks and show what arrives
 dlbridge prove        find out whether the installed torch takes the fastest path
@@ -17,18 +18,22 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dlbridge import frameworks
 from dlbridge._core import lib
-from dlbridge.errors import ArgumentError, DLBridgeError
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import is_capsule
 from dlbridge.files import write_file
 from dlbridge.terminal import Column, print_table, progress
 from dlbridge.text import escape_controls
+
+if TYPE_CHECKING:
+    from dlbridge.check import Report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,15 +71,19 @@ def make_parser() -> argparse.ArgumentParser:
     each = add(commands, "inspect", show_inspection, "show what a tensor says by DLPack", status)
     each.add_argument("tensor", metavar="MODULE:EXPRESSION", help=EXPRESSION)
     each.add_argument("--json", action="store_true", help="as JSON")
+    add_explain(commands)
     add_check(commands)
     status = "1 if something is broken, else 0"
     patient = add(
         commands, "doctor", show_diagnosis, "show what is installed and what is broken", status
     )
+    patient.add_argument("--defects", action="store_true", help="list the known defects as well")
     patient.add_argument("--json", action="store_true", help="as JSON")
     add_matrix(commands)
     table = add(commands, "frameworks", show_frameworks, "list the frameworks")
-    table.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    form = table.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="as a Markdown table")
+    form.add_argument("--json", action="store_true", help="as JSON")
     status = "1 if it is not proved, else 0"
     text = "find out whether the installed torch takes the fastest path"
     proved = add(commands, "prove", show_proof, text, status)
@@ -83,6 +92,23 @@ def make_parser() -> argparse.ArgumentParser:
     add(commands, "demo", show_demo, "send a tensor round the installed frameworks and back")
     add(commands, "version", show_version, text)
     return parser
+
+
+def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `explain`."""
+    status = "1 if the exchange is refused, 2 if there is nothing to explain, else 0"
+    text = "say whether an exchange would share or copy, or why it is refused"
+    plan = add(commands, "explain", show_explanation, text, status)
+    plan.add_argument("tensor", metavar="MODULE:EXPRESSION", help=EXPRESSION)
+    plan.add_argument("--to", metavar="FRAMEWORK", required=True, help="such as torch or jax")
+    plan.add_argument(
+        "--policy",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a policy of `convert`, such as copy=False; may be given several times",
+    )
+    plan.add_argument("--json", action="store_true", help="as JSON")
 
 
 def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -219,6 +245,52 @@ def show_inspection(options: argparse.Namespace) -> int:
     return 1 if found.all_problems() else 0
 
 
+def show_explanation(options: argparse.Namespace) -> int:
+    """Print the receipt of an exchange that is not made; the exit status is 1 if it is refused."""
+    from dlbridge.exchange.exchange import explain
+
+    try:
+        policies = dict(map(read_policy, options.policy))
+        x = evaluate(options.tensor)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever the expression raises)
+        text = f"dlbridge explain: {type(error).__name__}: {error}"
+        print(escape_controls(text, lines=True), file=sys.stderr)
+        return 2
+    try:
+        receipt = explain(x, options.to, **policies)
+    except (ExchangeError, UnsupportedTypeError) as error:
+        reason = getattr(error, "reason", None)
+        if options.json:
+            print(json.dumps({"refused": True, "why": reason, "text": str(error)}, indent=2))
+        else:
+            print(escape_controls(f"refused: {error}", lines=True))
+        return 1
+    except DLBridgeError as error:
+        print(escape_controls(f"dlbridge {error}", lines=True), file=sys.stderr)
+        return 2
+    if options.json:
+        shown = {name: getattr(receipt, name) for name in EXPLAINED}
+        print(json.dumps({"refused": False, **shown}, indent=2))
+    else:
+        print(receipt)
+    return 0
+
+
+EXPLAINED = ("source", "target", "route", "shared", "copied_by", "why", "nbytes", "shape")
+
+
+def read_policy(text: str) -> tuple[str, Any]:
+    """Return name and value of NAME=VALUE; None, False and True are Python's.
+
+    Raises:
+        ArgumentError: the text has another form.
+    """
+    name, is_given, value = text.partition("=")
+    if not is_given:
+        raise ArgumentError(f"--policy: NAME=VALUE is needed, got {text!r}")
+    return name, {"None": None, "False": False, "True": True}.get(value, value)
+
+
 INSPECTED = (Column("part"), Column("field"), Column("value", wrap=True))
 
 
@@ -272,14 +344,16 @@ def show_check(options: argparse.Namespace) -> int:
         for side, name in peers.items():
             check = check_producer if side == "producer" else check_consumer
             only = options.only and [each for each in options.only if each.startswith(f"{side}.")]
-            reports.append(check(name, only=only, timeout=options.timeout))
+            with progress(f"rules for the {side}") as advance:
+                report = check(name, only=only, timeout=options.timeout, progress=advance)
+            reports.append(report)
     except ArgumentError as error:
         print(escape_controls(f"dlbridge check: {error}", lines=True), file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps([each.to_dict() for each in reports], indent=2))
     else:
-        print_table(CHECKED, [row for each in reports for row in each.rows()])
+        print_reports(reports)
     for write, file in ((write_junit, options.junit), (write_html, options.html)):
         try:
             if file:
@@ -288,6 +362,15 @@ def show_check(options: argparse.Namespace) -> int:
             print(f"dlbridge check: cannot write {file}: {error.strerror}", file=sys.stderr)
             return 2
     return 1 if any(each.fails(options.fail_on) for each in reports) else 0
+
+
+def print_reports(reports: Sequence[Report]) -> None:
+    """Print what is broken, if anything is, and below it the verdicts."""
+    broken = [row for each in reports for row in each.rows() if row[0]]
+    if broken:
+        print_table(CHECKED, broken)
+    for each in reports:
+        print(escape_controls(each.summary(), lines=True))
 
 
 def show_rules(options: argparse.Namespace) -> int:
@@ -338,11 +421,14 @@ def show_diagnosis(options: argparse.Namespace) -> int:
     """Print the table or JSON; the exit status is 1 if something is broken."""
     from dlbridge.check import doctor
 
-    found = doctor()
+    with progress("processes that look at what is installed") as advance:
+        found = doctor(progress=advance)
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
-        print_table(DIAGNOSED, [*found.rows()])
+        rows = [row for row in found.rows() if options.defects or row[0] != "known defect"]
+        print_table(DIAGNOSED, rows)
+        print(found.summary())
     return 1 if found.is_broken else 0
 
 
@@ -430,12 +516,30 @@ def show_frameworks(options: argparse.Namespace) -> int:
         print(render_markdown())
         return 0
     providers = packages_distributions()
+    if options.json:
+        print(json.dumps([*describe(providers)], indent=2))
+        return 0
     rows = []
     for name, way_in, way_out, *cells in collect():
         plain = [cell.replace("`", "") for cell in (way_in, way_out, find_path(name), *cells)]
         rows.append([name, find_version(name, providers), *plain])
     print_table(COLUMNS, rows)
     return 0
+
+
+def describe(providers: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
+    """Yield one dict for each framework; `version` and `path` are None where there is none."""
+    for name, way_in, way_out, zero_copy, notes in collect():
+        found = find_version(name, providers)
+        yield {
+            "name": name,
+            "version": None if found == "-" else found,
+            "in": way_in.replace("`", ""),
+            "out": way_out.replace("`", ""),
+            "path": find_path(name) or None,
+            "zero_copy": zero_copy,
+            "notes": notes.replace("`", ""),
+        }
 
 
 def collect() -> list[tuple[str, ...]]:

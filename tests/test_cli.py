@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,17 @@ def test_the_table_shows_installed_versions(capsys: pytest.CaptureFixture[str]) 
     assert re.search(rf"numpy\W+{re.escape(np.__version__)}\W", out)
 
 
+def test_frameworks_for_programs_have_their_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["frameworks", "--json"]) == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert [*found] == [*frameworks.names(), "mpi4py"]
+    assert found["numpy"]["version"] == np.__version__
+    assert not any("`" in str(row) for row in found.values())
+    for name, row in found.items():
+        is_there = name == "mpi4py" or adapter.is_installed(name)
+        assert is_there or row["version"] is None
+
+
 # ---- commands ----------------------------------------------------------------------------------
 
 
@@ -128,13 +141,54 @@ def test_a_closed_standard_output_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["inspect", "check", "doctor", "matrix"])
+@pytest.mark.parametrize("command", ["explain", "inspect", "check", "doctor", "matrix"])
 def test_the_help_says_what_the_exit_status_means(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     assert "The exit status is 1 if" in capsys.readouterr().out
+
+
+def test_an_exchange_is_explained_and_not_made(
+    framework: Callable[[str], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    framework("torch")
+    flipped = "numpy:zeros((2, 3))[:, ::-1]"
+    assert cli.main(["explain", flipped, "--to", "pytorch"]) == 0
+    assert "copied by dlbridge (strides)" in capsys.readouterr().out
+    assert cli.main(["explain", "numpy:zeros(3)", "--to", "torch", "--json"]) == 0
+    receipt = json.loads(capsys.readouterr().out)
+    assert (receipt["refused"], receipt["shared"], receipt["target"]) == (False, True, "torch")
+
+
+def test_a_refusal_is_explained_with_status_1(
+    framework: Callable[[str], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    framework("torch")
+    command = ["explain", "numpy:zeros(3)[::-1]", "--to", "torch", "--policy", "copy=False"]
+    assert cli.main(command) == 1
+    assert capsys.readouterr().out.endswith("[strides]\n")
+    assert cli.main([*command, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["why"] == "strides"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["numpy:zeros(3)", "--to", "nump"], "did you mean 'numpy'?"),
+        (["numpy:zeros(3)", "--to", "numpy", "--policy", "readonly=shared"], "'share'"),
+        (["numpy:zeros(3)", "--to", "numpy", "--policy", "readonly"], "NAME=VALUE"),
+        (["numpy", "--to", "numpy"], "MODULE:EXPRESSION"),
+    ],
+)
+def test_a_wrong_call_of_explain_is_one_line_and_status_2(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["explain", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dlbridge explain")
+    assert text in line
 
 
 def test_errors_about_other_files_are_not_taken_for_the_output(

@@ -206,7 +206,11 @@ def _plain(text: str) -> str:
 
 
 def check_producer(
-    make: Callable[..., Any] | str, *, only: Sequence[str] | None = None, timeout: float = 60.0
+    make: Callable[..., Any] | str,
+    *,
+    only: Sequence[str] | None = None,
+    timeout: float = 60.0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check the tensors that a factory makes against every rule for producers.
 
@@ -216,6 +220,7 @@ def check_producer(
             processes: a function of a module, or "MODULE:EXPRESSION".
         only: ids of the rules to check; all by default.
         timeout: seconds for one rule, the import of the module included.
+        progress: called with the number of rules that were checked, and of all.
 
     Raises:
         ArgumentError: the factory cannot be found there or fails; an id is unknown.
@@ -223,7 +228,7 @@ def check_producer(
     >>> print(check_producer("numpy:array", only=["producer.values_agree"]).summary())
     producer numpy:array: 1 passed, 0 failed, 0 crashed, 0 skipped
     """
-    return _run("producer", make, only, timeout)
+    return _run("producer", make, only, timeout, progress)
 
 
 def check_consumer(
@@ -231,6 +236,7 @@ def check_consumer(
     *,
     only: Sequence[str] | None = None,
     timeout: float = 60.0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check a function that imports tensors against every rule for consumers.
 
@@ -239,11 +245,12 @@ def check_consumer(
             own `__dlpack__` or by NumPy. Found as the factory of `check_producer` is.
         only: ids of the rules to check; all by default.
         timeout: seconds for one rule, the import of the module included.
+        progress: called with the number of rules that were checked, and of all.
 
     Raises:
         ArgumentError: the function cannot be found there; an id is unknown.
     """
-    return _run("consumer", from_dlpack, only, timeout)
+    return _run("consumer", from_dlpack, only, timeout, progress)
 
 
 def resolve(text: str) -> Any:
@@ -273,7 +280,11 @@ def _name_of(peer: Callable[..., Any] | str, call: str) -> str:
 
 
 def _run(
-    side: Side, peer: Callable[..., Any] | str, only: Sequence[str] | None, timeout: float
+    side: Side,
+    peer: Callable[..., Any] | str,
+    only: Sequence[str] | None,
+    timeout: float,
+    progress: Callable[[int, int], None] | None,
 ) -> Report:
     call = f"check_{side}"
     name = _name_of(peer, call)
@@ -286,13 +297,20 @@ def _run(
     if not timeout > 0:
         raise ArgumentError(f"{call}: timeout must be a positive number of seconds, got {timeout}")
     outcomes: dict[str, tuple[str, str]] = {}
+
+    def tell(more: int = 0) -> None:
+        if progress is not None:
+            progress(len(outcomes) + more, len(chosen))
+
+    tell()
     waiting = [each for each in chosen if not each.alone]
     while waiting:
-        outcomes |= _in_child(call, side, name, waiting, timeout)
+        outcomes |= _in_child(call, side, name, waiting, timeout, tell)
         waiting = [each for each in waiting if each.id not in outcomes]
     for each in chosen:
         if each.alone:
-            outcomes |= _in_child(call, side, name, [each], timeout)
+            outcomes |= _in_child(call, side, name, [each], timeout, tell)
+    tell()
     return Report(
         side,
         name,
@@ -304,9 +322,17 @@ def _run(
 
 
 def _in_child(
-    call: str, side: Side, name: str, chosen: Sequence[Rule], timeout: float
+    call: str,
+    side: Side,
+    name: str,
+    chosen: Sequence[Rule],
+    timeout: float,
+    tell: Callable[[int], None],
 ) -> dict[str, tuple[str, str]]:
-    """Return the outcomes of one child: up to the first crash, or all."""
+    """Return the outcomes of one child: up to the first crash, or all.
+
+    `tell` is called with the number of rules that are done, each time that the child says more.
+    """
     reader, writer = os.pipe()
     code = "import sys; from dlbridge.check.conformance import serve; serve(*sys.argv[1:])"
     with tempfile.TemporaryFile() as errors:
@@ -320,7 +346,7 @@ def _in_child(
         )
         os.close(writer)
         try:
-            lines, in_time = _listen(reader, timeout)
+            lines, in_time = _listen(reader, timeout, tell)
             child.wait(timeout=timeout if in_time else 0.01)
         except subprocess.TimeoutExpired:
             in_time = False
@@ -356,7 +382,9 @@ _END = ["end"]  # the last line: a process that the peer left behind may keep th
 _SILENT = "its process ended with status 0 before it answered"
 
 
-def _listen(reader: int, timeout: float) -> tuple[list[list[str]], bool]:
+def _listen(
+    reader: int, timeout: float, tell: Callable[[int], None]
+) -> tuple[list[list[str]], bool]:
     """Return the child's lines, and whether each came in time."""
     text, end = b"", json.dumps(_END).encode() + b"\n"
     ready: list[int] = []
@@ -368,6 +396,7 @@ def _listen(reader: int, timeout: float) -> tuple[list[list[str]], bool]:
         if not more:
             break
         text += more
+        tell(max(0, text.count(b'["start"') - 1))  # the last that began is not done
     whole = text[: text.rfind(b"\n") + 1]
     return [json.loads(line) for line in whole.splitlines()], bool(ready)
 

@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -151,14 +152,27 @@ class Diagnosis:
         for finding in self.findings:
             yield finding.level, "", f"{finding.what}: {finding.advice}"
 
+    def summary(self) -> str:
+        """Return the verdict in one line: what is broken, and how much else there is to read."""
+        counts = Counter(each.level for each in self.findings)
+        broken = [each.what for each in self.findings if each.level == "broken"]
+        verdict = f"broken: {'; '.join(broken)}" if broken else "nothing is broken"
+        defects = sum(len(each.defects) for each in self.frameworks)
+        rest = f"warnings: {counts['warning']}, known defects that dlbridge answers: {defects}"
+        text = f"{verdict} (frameworks: {len(self.frameworks)}, {rest})"
+        return escape_controls(text, lines=True)
+
     def __str__(self) -> str:
         rows = [*self.rows()]
         left = max(len(part) for part, _, _ in rows)
         middle = max(len(subject) for _, subject, _ in rows)
-        return "\n".join(f"{p:<{left}}  {s:<{middle}}  {text}" for p, s, text in rows)
+        lines = [f"{p:<{left}}  {s:<{middle}}  {text}" for p, s, text in rows]
+        return "\n".join([*lines, self.summary()])
 
 
-def doctor(*, timeout: float = 300.0) -> Diagnosis:
+def doctor(
+    *, timeout: float = 300.0, progress: Callable[[int, int], None] | None = None
+) -> Diagnosis:
     """Return what is installed here, what it speaks, what is broken and what to do about it.
 
     Every installed framework is imported in a process of its own, which makes one small array and
@@ -171,6 +185,7 @@ def doctor(*, timeout: float = 300.0) -> Diagnosis:
 
     Args:
         timeout: seconds for each process.
+        progress: called with the number of finished processes, and of all.
 
     Raises:
         ArgumentError: `timeout` is not positive.
@@ -180,8 +195,13 @@ def doctor(*, timeout: float = 300.0) -> Diagnosis:
     names = [row.name for row in registry.rows() if row.name != "dlbridge"]
     installed = [name for name in names if adapter.is_installed(name)]
     findings = [*_check_native()]
+    report = progress or (lambda _done, _total: None)
+    report(0, len(installed) + 1)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        answers = [*pool.map(lambda name: _ask(name, timeout), ["", *installed])]
+        answers = []
+        for answer in pool.map(lambda name: _ask(name, timeout), ["", *installed]):
+            answers.append(answer)
+            report(len(answers), len(installed) + 1)
     cuda = answers[0].get("cuda") or answers[0]["error"]
     named = os.environ.get("DLBRIDGE_CUDA_DRIVER") is not None
     if named and (answers[0].get("error") or answers[0].get("missing")):
@@ -189,8 +209,8 @@ def doctor(*, timeout: float = 300.0) -> Diagnosis:
     providers = packages_distributions()
     reports = []
     for name, answer in zip(installed, answers[1:], strict=True):
-        report, found = _judge(name, answer, providers)
-        reports.append(report)
+        judged, found = _judge(name, answer, providers)
+        reports.append(judged)
         findings += found
     findings += _find_clashes(installed)
     cache, found = _look_at_cache()

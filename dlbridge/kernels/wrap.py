@@ -69,7 +69,14 @@ class Options(FurtherOptions, total=False):
     name: str | None
 
 
-_DECORATOR: Any = object()  # no function was passed: it comes below the decorator
+class _Below:
+    """Stands for the function where none was passed: it comes below the decorator."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_DECORATOR: Any = _Below()
 
 
 @overload

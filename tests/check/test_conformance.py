@@ -274,6 +274,20 @@ def test_the_catalogue_on_the_command_line(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.subprocess
+def test_progress_begins_before_the_first_rule_and_the_verdict_comes_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    only = ["producer.device_pair", "producer.flags_known"]
+    seen: list[tuple[int, int]] = []
+    dlb.check_producer("numpy:array", only=only, progress=lambda *done: seen.append(done))
+    assert (seen[0], seen[-1]) == ((0, 2), (2, 2))
+    assert seen == sorted(seen)
+    assert cli.main(["check", "numpy:array", "--only", only[0]]) == 0
+    (verdict,) = capsys.readouterr().out.splitlines()
+    assert verdict == "producer numpy:array: 1 passed, 0 failed, 0 crashed, 0 skipped"
+
+
+@pytest.mark.subprocess
 def test_reports_as_json_junit_and_html(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All three tell the same; the exit status is for CI."""
     page, suite = tmp_path / "r.html", tmp_path / "r.xml"

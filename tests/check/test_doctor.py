@@ -131,7 +131,28 @@ def test_the_command_ends_with_1_if_something_is_broken(
     only()
     monkeypatch.setenv("DLBRIDGE_CUDA_DRIVER", str(tmp_path / "none.so"))
     assert cli.main(["doctor"]) == 1
-    assert "DLBRIDGE_CUDA_DRIVER" in capsys.readouterr().out
+    verdict = capsys.readouterr().out.splitlines()[-1]
+    assert verdict.startswith("broken: DLBRIDGE_CUDA_DRIVER (frameworks: 0, ")
+
+
+def test_the_verdict_is_the_last_line_and_defects_are_listed_on_request(
+    only: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    only("numpy")
+    assert cli.main(["doctor"]) == 0
+    short = capsys.readouterr().out
+    assert short.splitlines()[-1].startswith("nothing is broken (frameworks: 1, ")
+    assert "known defect " not in short
+    assert cli.main(["doctor", "--defects"]) == 0
+    assert "known defect " in capsys.readouterr().out
+
+
+def test_progress_begins_before_the_first_process(only: Callable[..., None]) -> None:
+    """Who waits sees at once for what."""
+    only("numpy")
+    seen: list[tuple[int, int]] = []
+    diagnose(progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_a_fast_path_that_closes_although_it_was_proved_is_broken() -> None:

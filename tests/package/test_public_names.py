@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -136,3 +138,18 @@ def test_memory_out_of_reach_is_refused() -> None:
     tensor = dlbridge._core.native.take_object(None, 64, (2,), None, (2, 32, 1), (8, 0))
     with pytest.raises(ExchangeError, match=r"numpy\(\) reads memory"):
         tensor.numpy()
+
+
+# ---- signatures --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["", ".check", ".cuda", ".mpi", ".proto"])
+def test_no_signature_shows_the_address_of_an_object(module: str) -> None:
+    """As `help` and the reference print them."""
+    space = import_module(f"dlbridge{module}")
+    for name in getattr(space, "__all__", dir(space)):
+        try:
+            shown = str(inspect.signature(getattr(space, name)))
+        except (TypeError, ValueError):  # no function, or one of C that does not tell
+            continue
+        assert " object at 0x" not in shown, name
