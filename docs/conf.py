@@ -35,8 +35,9 @@ html_css_files = ["site.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-# Text such as `vjp=…` is not Python, and stands in examples of signatures.
-suppress_warnings = ["misc.highlighting_failure"]
+# Text such as `vjp=…` is not Python, and stands in examples of signatures. An attribute `shape` or
+# `dtype` in a docstring is that of its own class, not one of those that Sphinx finds elsewhere.
+suppress_warnings = ["misc.highlighting_failure", "ref.python"]
 
 # ---- examples: each page runs in a process of its own, and an error fails the build ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from collections.abc import Callable
@@ -48,6 +49,15 @@ def test_the_reference_has_every_public_name() -> None:
         name for name in dlbridge.__all__ if isinstance(getattr(dlbridge, name), dlbridge.DType)
     }
     assert listed == set(dlbridge.__all__) - dtypes - {"ffi", "lib"}
+
+
+@pytest.mark.parametrize("module", ["check", "proto", "mpi"])
+def test_the_reference_has_every_name_of(module: str) -> None:
+    names = importlib.import_module(f"dlbridge.{module}").__all__
+    page = (DOCS / "reference" / f"{module}.md").read_text()
+    head = f"currentmodule:: dlbridge.{module}\n"
+    listed = re.findall(r"^   (\w+)$", page.partition(head)[2].partition("```")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(path.relative_to(DOCS)) for path in PAGES])
