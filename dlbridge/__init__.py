@@ -237,7 +237,9 @@ if not TYPE_CHECKING:  # a name that is not there is an error for type checkers
         elif not name.startswith("to_") or not hasattr(_conversions, name):
             from dlbridge.text import did_you_mean
 
-            nearest = did_you_mean(name, __dir__())
+            named = f"to_{_registry.canonical_name(name[3:])}" if name.startswith("to_") else name
+            known = named != name and hasattr(_conversions, named)
+            nearest = did_you_mean(named if known else name, __dir__())
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest}")
         value = getattr(module, name)
         globals()[name] = value

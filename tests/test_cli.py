@@ -199,6 +199,16 @@ def test_errors_about_other_files_are_not_taken_for_the_output(
         cli.main(["demo"])
 
 
+def test_a_proof_of_a_framework_that_is_not_installed_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert cli.main(["prove", "torch"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("dlbridge: prove: torch is not installed here")
+    assert said.endswith("; pip install 'dlbridge[torch]'\n")
+
+
 def run_command(arguments: str, rich: bool, **streams: Any) -> subprocess.Popen[str]:
     """Start `python -m dlbridge`, with rich or as if it were not installed."""
     code = "import sys; from dlbridge.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -140,6 +140,7 @@ class Framework:
         has_streams: whether kernels run on its current stream, which `stream` tells.
         allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
         wide_types: how 64-bit types are switched on, for texts; "" where there is no switch.
+        extra: the extra of dlbridge that installs it, for texts; "" for none.
         moves: the device types whose memory dlbridge has only this framework copy and order.
         device_names: its own names of DLPack's device types; empty without device objects.
         constructed: the dtypes that its import of DLPack lacks, though it may have them.
@@ -160,6 +161,7 @@ class Framework:
     has_streams: bool = False
     allocates: bool = False
     wide_types: str = ""
+    extra: str = ""
     device_names: ClassVar[dict[int, str]] = {}
     constructed: ClassVar[dict[tuple[int, int, int], str]] = {}
     moves: ClassVar[frozenset[int]] = frozenset()
@@ -180,9 +182,13 @@ class Framework:
             return registry.load(import_module, self.module)
         except ImportError as error:
             raise FrameworkMissingError(
-                f"{call}: {self.name} is not installed here ({error}); "
-                f"install dlbridge[{self.name}]"
+                f"{call}: {self.name} is not installed here ({error}); {self._advice()}"
             ) from error
+
+    def _advice(self) -> str:
+        if self.extra:
+            return f"pip install 'dlbridge[{self.extra}]'"
+        return f"install the package that has its module {self.module!r}"
 
     def array_type(self) -> type | None:
         """Return the exact type whose objects `convert` to this framework leaves as they are."""
@@ -350,7 +356,8 @@ def load_binding(name: str) -> Any:
     try:
         return load_module(name, "binding").BINDING
     except ModuleNotFoundError:
-        adapter(name).import_module()  # raises FrameworkMissingError if that is what is missing
+        # Raises FrameworkMissingError if that is what is missing.
+        adapter(name).import_module(f"kernel.{registry.row(name).name}")
         raise
 
 
@@ -409,7 +416,8 @@ def target(to: object, call: str = "convert") -> Framework:
     if row is not None:
         return adapter(row.name)
     raise ArgumentError(
-        f"{call}: `to` must be a framework's name, module or array type, got {to!r}"
+        f"{call}: `to` must be a framework's name, module or array type, "
+        f"got {protocol.describe(to)}"
     )
 
 
@@ -445,14 +453,19 @@ def converter(name: str) -> native.Converter:
     return _CONVERTERS[name]
 
 
-def start(framework: Framework) -> None:
-    """Import `framework` if need be and open its C path, once."""
+def start(framework: Framework, call: str | None = None) -> None:
+    """Import `framework` if need be and open its C path, once.
+
+    Raises:
+        FrameworkMissingError: it is not installed; the text begins with `call`, by default
+            `to_<name>`.
+    """
     if framework.name not in _STARTED:
-        registry.load(_start, framework)
+        registry.load(_start, framework, call or f"to_{framework.name}")
 
 
-def _start(framework: Framework) -> None:
-    framework.import_module()
+def _start(framework: Framework, call: str) -> None:
+    framework.import_module(call)
     if framework.name in _CONVERTERS:
         framework.start(_CONVERTERS[framework.name])
     _STARTED.add(framework.name)

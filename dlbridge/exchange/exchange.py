@@ -225,7 +225,7 @@ def check(call: str, to: object, policies: Mapping[str, Any]) -> Framework:
     """Return the target; raise what `convert` would raise of it and of the policies."""
     framework = adapter.target(to, call)
     _policy(call, policies)
-    adapter.start(framework)
+    adapter.start(framework, call)
     return framework
 
 
@@ -288,7 +288,7 @@ def explain(x: Any, /, to: object, **policies: Unpack[Policies]) -> Receipt:
         raise ArgumentError("explain: a capsule is read only once; take it with from_dlpack first")
     framework = adapter.target(to, "explain")
     policy = _policy(f"explain(to {framework.name})", policies)
-    adapter.start(framework)
+    adapter.start(framework, f"explain(to {framework.name})")
     context = ExchangeContext(
         source_name(x), framework.name, dry_run=True, stream_of=framework.stream
     )

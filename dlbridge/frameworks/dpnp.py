@@ -34,6 +34,7 @@ class Dpnp(Framework):
     """dpnp.ndarray and dpnp.tensor.usm_ndarray, on kDLOneAPI devices."""
 
     name = "dpnp"
+    extra = "dpnp"
     module = "dpnp"
     roots = ("dpnp", "dpctl")
     way_in = "`__dlpack__`"

@@ -28,6 +28,7 @@ class Mlx(Framework):
     """mlx.core.array."""
 
     name = "mlx"
+    extra = "mlx"
     module = "mlx.core"
     roots = ("mlx",)
     way_in = "`__dlpack__`"

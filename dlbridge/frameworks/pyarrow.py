@@ -32,6 +32,7 @@ class PyArrow(Framework):
     """pyarrow.Array, ChunkedArray (copied when in several pieces), Tensor and Buffer."""
 
     name = "pyarrow"
+    extra = "pyarrow"
     module = "pyarrow"
     roots = ("pyarrow",)
     way_in = "`__dlpack__`"

@@ -32,6 +32,7 @@ class Tvm(Framework):
     """tvm_ffi.Tensor, and tvm.runtime.Tensor, which is a kind of it."""
 
     name = "tvm"
+    extra = "tvm"
     module = "tvm_ffi"
     roots = ("tvm_ffi", "tvm")
     way_in = "tvm_ffi capsule"

@@ -201,11 +201,11 @@ def _import() -> Any:
     except ImportError as error:
         raise FrameworkMissingError(
             f"dlbridge.mpi: mpi4py is not installed here, or finds no MPI library ({error}); "
-            "install dlbridge[mpi]"
+            "pip install 'dlbridge[mpi]'"
         ) from error
     except RuntimeError as error:  # what mpi4py of some builds raises without a library
         raise FrameworkMissingError(
-            f"dlbridge.mpi: mpi4py finds no MPI library ({error}); install dlbridge[mpi]"
+            f"dlbridge.mpi: mpi4py finds no MPI library ({error}); pip install 'dlbridge[mpi]'"
         ) from error
 
 

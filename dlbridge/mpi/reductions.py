@@ -104,7 +104,7 @@ def numpy_dtype(call: str, op: str, kind: Kind) -> np.dtype[Any]:
         if is_from_handler(error):
             raise
         raise ArgumentError(
-            f"{call}: {dtype} needs ml_dtypes to be reduced; install dlbridge[dtypes]"
+            f"{call}: {dtype} needs ml_dtypes to be reduced; pip install 'dlbridge[dtypes]'"
         ) from error
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import dlbridge
 import dlbridge.graph as tf
 from dlbridge import ArgumentError, registry
+from dlbridge.exchange import adapter
 from dlbridge.text import did_you_mean
 
 NAMES = [("NumPy", "numpy"), ("np", "numpy"), ("pytorch", "torch"), ("Torch", "torch")]
@@ -138,6 +141,11 @@ def test_allocators_are_named_by_any_name_of_their_framework() -> None:
         dlbridge.set_allocator("cuda", "np")
 
 
+def test_a_tensor_in_place_of_the_framework_is_named_by_its_type() -> None:
+    with pytest.raises(ArgumentError, match=r"module or array type, got numpy\.ndarray$"):
+        dlbridge.convert("torch", array())
+
+
 def test_a_call_without_a_target_says_so() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'to'"):
         dlbridge.convert(array())  # type: ignore[call-overload]
@@ -179,7 +187,53 @@ def test_misspelt_options_of_kernels_name_the_call_that_was_made() -> None:
 def test_a_misspelt_function_gets_the_nearest() -> None:
     with pytest.raises(AttributeError, match="'to_pytorch'; did you mean 'to_torch'"):
         dlbridge.to_pytorch  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'to_tf'; did you mean 'to_tensorflow'"):
+        dlbridge.to_tf  # type: ignore[attr-defined]
 
 
 def test_what_is_like_nothing_gets_no_advice() -> None:
     assert did_you_mean("zzzzzz", ["numpy", "torch"]) == ""
+
+
+def test_a_framework_that_is_not_installed_names_the_call_and_what_to_install(
+    run_python: Callable[..., Any],
+) -> None:
+    run_python(
+        """
+        import sys
+
+        import numpy
+
+        sys.modules.update(tensorflow=None, mxnet=None)
+        import dlbridge
+
+        x = numpy.ones(3, "float32")
+        kernel = dlbridge.wrap(abs, "t::f(x: f32[n]) -> f32[n]", abi="python:numpy")
+        extra = "pip install 'dlbridge[tensorflow]'"
+        none = "install the package that has its module 'mxnet'"
+        for call, begins, ends in [
+            (lambda: dlbridge.to_tensorflow(x), "to_tensorflow: tensorflow is not", extra),
+            (lambda: dlbridge.convert(x, "tf"), "to_tensorflow: tensorflow is not", extra),
+            (lambda: dlbridge.convert_tree([x], "tf"), "convert_tree: tensorflow is not", extra),
+            (lambda: dlbridge.explain(x, "tf"), "explain(to tensorflow): ", extra),
+            (lambda: dlbridge.float32.to("tf"), "DType.to: tensorflow is not", extra),
+            (lambda: kernel.tensorflow(x), "kernel.tensorflow: tensorflow is not", extra),
+            (lambda: dlbridge.to_mxnet(x), "to_mxnet: mxnet is not", none),
+        ]:
+            try:
+                call()
+            except dlbridge.FrameworkMissingError as error:
+                assert str(error).startswith(begins), error
+                assert str(error).endswith(f"; {ends}"), error
+            else:
+                raise SystemExit(f"not refused: {begins}")
+        """
+    ).check()
+
+
+def test_the_extras_that_texts_name_exist() -> None:
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    named = {row.name: adapter.adapter(row.name).extra for row in registry.rows()}
+    assert {extra for extra in named.values() if extra} <= set(extras)
+    assert all(named[name] == name for name in set(named) & set(extras))

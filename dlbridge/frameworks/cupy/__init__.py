@@ -31,6 +31,7 @@ class CuPy(Framework):
     """cupy.ndarray."""
 
     name = "cupy"
+    extra = "cupy"
     module = "cupy"
     roots = ("cupy",)
     way_in = "`__dlpack__`"

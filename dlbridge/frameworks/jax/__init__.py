@@ -37,6 +37,7 @@ class Jax(Framework):
     """jax.Array on one device."""
 
     name = "jax"
+    extra = "jax"
     module = "jax"
     roots = ("jax", "jaxlib")
     way_in = "jaxlib capsule"
@@ -44,7 +45,7 @@ class Jax(Framework):
     zero_copy = "both ways, compact layouts"
     notes = "64-bit types only with jax_enable_x64; 64-byte aligned, else copied by dlbridge"
     immutable = True
-    wide_types = 'switch them on with jax.config.update("jax_enable_x64", True)'
+    wide_types = 'switch 64-bit types on with jax.config.update("jax_enable_x64", True)'
     quirks = (
         Quirk(
             4,

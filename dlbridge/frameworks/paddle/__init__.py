@@ -34,6 +34,7 @@ class Paddle(Framework):
     """paddle.Tensor and parameters."""
 
     name = "paddle"
+    extra = "paddle"
     module = "paddle"
     not_after = ("tensorflow",)
     roots = ("paddle",)

@@ -39,6 +39,7 @@ class TensorFlow(Framework):
     """Eager tf.Tensor, and tf.Variable by its current value."""
 
     name = "tensorflow"
+    extra = "tensorflow"
     module = "tensorflow"
     roots = ("tensorflow", "keras")
     way_in = "capsule"

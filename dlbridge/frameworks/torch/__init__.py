@@ -26,6 +26,7 @@ class Torch(Framework):
     """torch.Tensor and its subclasses that own plain memory."""
 
     name = "torch"
+    extra = "torch"
     module = "torch"
     roots = ("torch",)
     way_in = "C exchange table"
@@ -208,6 +209,7 @@ class Torch(Framework):
     def prove(self) -> str:
         from dlbridge.frameworks.torch import proving  # which wraps kernels
 
+        self.import_module("prove")
         return proving.prove()
 
     def stream(self, device: int) -> int:

@@ -62,7 +62,7 @@ def target(
         raise ArgumentError(
             f"{name}: Python functions take tensors of {', '.join(FRAMEWORKS)}, got {framework!r}"
         )
-    adapter.start(adapter.adapter(framework))
+    adapter.start(adapter.adapter(framework), name)
     support = _support(framework)(name)
     has_out, has_stream = find_special(function, schema, immutable=support.immutable)
     if schema is not None:
