@@ -44,6 +44,10 @@ def _tell_torch(what: str) -> None:
     getattr(registry.load(import_module, f"{__name__}.torch.data"), what)()
 
 
+def _tell_dynamo() -> None:
+    registry.load(import_module, f"{__name__}.torch.compiling").register()
+
+
 def _tell_einops() -> None:
     registry.load(import_module, f"{__name__}.einops")
 
@@ -52,6 +56,7 @@ def _tell_einops() -> None:
 for _module, _tell in (
     ("torch.utils.data._utils.collate", partial(_tell_torch, "let_collate")),
     ("torch.serialization", partial(_tell_torch, "let_load")),
+    ("torch._dynamo", _tell_dynamo),
     ("einops._backends", _tell_einops),
 ):
     if registry.is_loaded(_module):

@@ -1,0 +1,152 @@
+"""Exchanges in code that torch.compile traces.
+
+Dynamo traces no C. So it has a substitute in Python for each call that exchanges, registered when
+dynamo is imported, which takes seconds:
+
+- `to_numpy(x)` of a plain torch.Tensor, `to_torch(x)` of a torch.Tensor, and `to_torch(x,
+  readonly="share")` of a NumPy array stay in the graph, as `x.numpy()`, `x` and
+  `torch.from_numpy(x)`. Dynamo does not know which arrays are read-only;
+- any other exchange needs the memory, which a graph does not have: it breaks the graph, and is made
+  between its parts. Under `fullgraph=True` the error of torch has our reason in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import call as call_object
+from typing import Any
+
+import numpy
+import torch
+
+from dlbridge import registry
+from dlbridge._core import native
+from dlbridge.exchange import exchange, trees
+from dlbridge.frameworks import conversions
+
+# Whose values are the same in NumPy and torch.
+_DTYPES = frozenset(
+    {torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8}
+    | {torch.int8, torch.int16, torch.int32, torch.int64}
+)
+
+
+def _stays(to: object, x: object, policies: dict[str, Any]) -> bool:
+    """Return whether an exchange is one that a graph can have."""
+    if to == "numpy":
+        return (
+            not policies
+            and type(x) is torch.Tensor
+            and x.device.type == "cpu"
+            and x.layout is torch.strided
+            and x.dtype in _DTYPES
+            and not x.requires_grad
+        )
+    if to != "torch":
+        return False
+    if type(x) is numpy.ndarray:
+        return policies == {"readonly": "share"}
+    return not policies and type(x) is torch.Tensor
+
+
+def _traced(to: object, x: Any) -> Any:
+    """Return what `_stays` allows."""
+    if to == "numpy":
+        return x.numpy()
+    return x if type(x) is torch.Tensor else torch.from_numpy(x)
+
+
+def _reason(name: str) -> str:
+    return (
+        f"{name}: torch.compile has no memory to exchange while it traces, so the graph ends here; "
+        "make the exchange outside of the compiled function, leave out fullgraph=True, or call a "
+        "kernel wrapped with dlbridge.wrap, which is an operator"
+    )
+
+
+def _breaking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `function` between two graphs."""
+
+    def exchange_outside_of_graphs(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    made: Callable[..., Any] = torch.compiler.disable(
+        exchange_outside_of_graphs, reason=_reason(name)
+    )
+    return made
+
+
+def _substitute_converters() -> None:
+    # Of all converters at once: what dynamo looks up is the method of their type.
+    breaking = {
+        name: _breaking(name, call_object)
+        for name in (f"to_{row.name}" for row in registry.rows())
+        if hasattr(conversions, name)
+    }
+    other = _breaking("convert", call_object)
+
+    def call(self: native.Converter[Any], *args: Any, **policies: Any) -> Any:
+        name = self.__name__
+        if len(args) == 1 and _stays(name[3:], args[0], policies):
+            return _traced(name[3:], args[0])
+        return breaking.get(name, other)(self, *args, **policies)
+
+    _register(native.Converter.__dict__["__call__"], call)
+
+
+def _substitute_convert() -> None:
+    breaking = _breaking("convert", native.convert)
+
+    def convert(*args: Any, **policies: Any) -> Any:
+        if len(args) == 2 and _stays(args[1], args[0], policies):
+            return _traced(args[1], args[0])
+        return breaking(*args, **policies)
+
+    _register(native.convert, convert)
+
+
+def _substitute_breaking(name: str, function: Callable[..., Any]) -> None:
+    breaking = _breaking(name, function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return breaking(*args, **kwargs)
+
+    _register(function, call)
+
+
+def _register(function: Any, substitute: Callable[..., Any]) -> None:
+    torch.compiler.substitute_in_graph(function, skip_signature_check=True)(substitute)
+
+
+# Python functions that exchange, and those that C calls where it declines.
+_PUBLIC: dict[str, Callable[..., Any]] = {
+    "to_dlpack": exchange.to_dlpack,
+    "as_tensor": exchange.as_tensor,
+    "asarray": exchange.asarray,
+    "explain": exchange.explain,
+    "convert_tree": trees.convert_tree,
+}
+_SLOW = (exchange.convert, exchange.from_dlpack)
+
+
+def _skip(function: Callable[..., Any]) -> None:
+    """Have dynamo look into no call of a function, nor into those that it makes."""
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):  # since 2.7
+        skip = frames._FrameAction.SKIP
+        code = function.__code__
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+
+
+def register() -> None:
+    """Tell dynamo of the calls; torch before 2.6 traces none of them."""
+    if not hasattr(torch.compiler, "substitute_in_graph"):
+        return
+    _substitute_converters()
+    _substitute_convert()
+    _substitute_breaking("from_dlpack", native.from_dlpack)
+    for name, function in _PUBLIC.items():
+        _substitute_breaking(name, function)
+        _skip(function)
+    for function in _SLOW:
+        _skip(function)

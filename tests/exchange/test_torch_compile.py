@@ -1,0 +1,84 @@
+"""Exchanges inside of functions that torch.compile traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+
+
+@pytest.fixture
+def torch(framework: Any) -> Iterator[Any]:
+    """Provide torch, its compiler empty before and after."""
+    module = framework("torch")
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    yield module
+    dynamo.reset()
+
+
+IN_THE_GRAPH: dict[str, Callable[[Any], Any]] = {
+    "to_numpy": lambda x: dlbridge.to_numpy(x) * 2,
+    "convert to numpy": lambda x: dlbridge.convert(x, "numpy") * 2,
+    "to_torch of an array": lambda x: dlbridge.to_torch(x.numpy() * 2, readonly="share"),
+    "convert to torch": lambda x: dlbridge.convert(x.numpy() * 2, "torch", readonly="share"),
+    "to_torch of a tensor": lambda x: dlbridge.to_torch(x) * 2,
+}
+
+
+@pytest.mark.parametrize("case", IN_THE_GRAPH)
+def test_exchanges_of_numpy_and_torch_are_part_of_one_graph(torch: Any, case: str) -> None:
+    x = torch.arange(3.0)
+    compiled = torch.compile(IN_THE_GRAPH[case], backend="eager", fullgraph=True)
+    np.testing.assert_array_equal(compiled(x), [0, 2, 4])
+
+
+BETWEEN_GRAPHS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "to_jax": (lambda x: dlbridge.to_numpy(dlbridge.to_jax(x)), "to_jax"),
+    "policy": (lambda x: dlbridge.to_numpy(x, copy=True), "to_numpy"),
+    "array": (lambda x: dlbridge.to_torch(x.numpy()), "to_torch"),
+    "convert": (lambda x: dlbridge.convert(x, "dlbridge"), "convert"),
+    "convert with a policy": (lambda x: dlbridge.convert(x, "numpy", copy=True), "convert"),
+    "from_dlpack": (lambda x: dlbridge.from_dlpack(x), "from_dlpack"),
+    "as_tensor": (lambda x: dlbridge.as_tensor(x), "as_tensor"),
+    "asarray": (lambda x: dlbridge.asarray(x), "asarray"),
+    "convert_tree": (lambda x: dlbridge.convert_tree([x], "numpy")[0], "convert_tree"),
+}
+
+
+@pytest.mark.parametrize("case", BETWEEN_GRAPHS)
+def test_other_exchanges_are_made_between_two_graphs(
+    framework: Any, torch: Any, case: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    framework("jax")
+    function, name = BETWEEN_GRAPHS[case]
+    x = torch.arange(3.0)
+    np.testing.assert_array_equal(torch.compile(function, backend="eager")(x), [0, 1, 2])
+    assert not [str(each.message) for each in recwarn if "Dynamo" in str(each.message)]
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
+        torch.compile(function, backend="eager", fullgraph=True)(x)
+    text = str(caught.value)
+    assert f"reason: {name}: torch.compile has no memory to exchange" in text
+    assert "dlbridge.wrap" in text
+    assert "report an issue" not in text
+
+
+def test_a_tensor_that_requires_a_gradient_is_refused_between_two_graphs(torch: Any) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(dlbridge.ExchangeError, match=r"^to_numpy: .*requires a gradient"):
+        torch.compile(lambda x: dlbridge.to_numpy(x), backend="eager")(x)
+
+
+def test_an_array_that_is_written_in_the_graph_is_the_callers(torch: Any) -> None:
+    given = np.zeros(3)
+    compiled = torch.compile(
+        lambda x: dlbridge.to_torch(x, readonly="share").add_(1), backend="eager", fullgraph=True
+    )
+    compiled(given)
+    np.testing.assert_array_equal(given, [1, 1, 1])
