@@ -120,6 +120,35 @@ _MODULES = (
     "linalg", "math", "nn", "random", "sparse", "strings", "summary", "train",
 )  # fmt: skip
 
+# Names of TensorFlow 1.x that are not here, by what they are for.
+_ABSENT = {
+    "gradients": (
+        "gradients", "hessians", "GradientTape", "custom_gradient", "RegisterGradient",
+        "NoGradient", "NotDifferentiable", "no_gradient", "grad_pass_through", "recompute_grad",
+        "AggregationMethod", "UnconnectedGradients",
+    ),
+    "control flow": (
+        "cond", "case", "switch_case", "while_loop", "map_fn", "vectorized_map", "scan", "foldl",
+        "foldr", "TensorArray", "CriticalSection",
+    ),
+    "queues": (
+        "FIFOQueue", "PaddingFIFOQueue", "PriorityQueue", "RandomShuffleQueue", "QueueBase",
+        "queue", "ConditionalAccumulator",
+    ),
+    "readers of files": (
+        "data", "read_file", "write_file", "parse_example", "parse_single_example",
+        "decode_csv", "TextLineReader", "TFRecordReader", "WholeFileReader", "python_io", "gfile",
+        "FixedLenFeature", "VarLenFeature", "saved_model",
+    ),
+    "layers, losses, metrics or optimisers": (
+        "keras", "layers", "losses", "metrics", "estimator", "feature_column", "contrib",
+    ),
+    "eager execution or functions": (
+        "enable_eager_execution", "enable_v2_behavior", "function", "autograph", "Module",
+        "py_function", "init_scope",
+    ),
+}  # fmt: skip
+
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")
 
 
@@ -133,12 +162,25 @@ if _typing.TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> _Any:
-        """Return the class of a message; `protobuf` is imported on first use."""
+        """Return the class of a message; `protobuf` is imported on first use.
+
+        Raises:
+            AttributeError: there is no such name; what TensorFlow has it for, and what is nearest.
+        """
         if name in _MESSAGES:
             from dlbridge.proto import messages
 
             return getattr(messages, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = f"module {__name__!r} has no attribute {name!r}"
+        for purpose, names in _ABSENT.items():
+            if name in names:
+                raise AttributeError(
+                    f"{text}: graphs of dlbridge have no {purpose}, unlike TensorFlow's; see "
+                    '"What it does not do" in docs/graph.md'
+                )
+        from dlbridge.text import did_you_mean
+
+        raise AttributeError(text + did_you_mean(name, __dir__()))
 
 
 def __dir__() -> list[str]:

@@ -311,3 +311,35 @@ def test_slices_take_a_tuple_of_their_parts(value: Any) -> None:
         assert (fed.values.tolist(), fed.indices.tolist()) == ([1.0], [3])
         with pytest.raises(TypeError, match=r"IndexedSlices take .* got "):
             session.run(slices, {slices: value})
+
+
+class KnownToNumPy:
+    """An object with `__array__` alone, as pandas, polars, xarray, h5py and zarr have them."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.array
+
+
+@pytest.mark.parametrize(
+    ("dtype", "array", "expected"),
+    [
+        ("float32", np.array([1, 2], "f4"), [1, 2]),
+        ("float32", np.array([1, 2], "f8"), [1, 2]),
+        ("int64", np.array([1.0, 2.0]), [1, 2]),
+        ("string", np.array(["a", "b"], object), [b"a", b"b"]),
+    ],
+)
+def test_objects_that_only_numpy_knows_are_fed_and_made_constant(
+    dtype: str, array: np.ndarray, expected: list[Any]
+) -> None:
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(getattr(tf, dtype), [2])
+        given = KnownToNumPy(array)
+        assert session.run(tf.identity(x), {x: given}).tolist() == expected
+        assert (
+            session.run(tf.constant(given)).tolist()
+            == array.astype("S" if dtype == "string" else array.dtype).tolist()
+        )

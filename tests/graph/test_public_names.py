@@ -86,3 +86,31 @@ def test_namespaces_hold_the_same_functions() -> None:
         for name in vars(module):
             function = getattr(module, name)
             assert name.startswith("_") or not callable(function) or function.__doc__, name
+
+
+@pytest.mark.parametrize(
+    ("name", "purpose"),
+    [("gradients", "gradients"), ("while_loop", "control flow"), ("FIFOQueue", "queues")],
+)
+def test_a_name_of_tensorflow_that_is_not_there_says_so(name: str, purpose: str) -> None:
+    with pytest.raises(AttributeError, match=rf"{name}.*have no {purpose}.*docs/graph\.md"):
+        getattr(tf, name)
+
+
+def test_optimisers_and_savers_say_that_they_are_not_there() -> None:
+    for name in ("AdamOptimizer", "Saver", "exponential_decay"):
+        with pytest.raises(AttributeError, match=rf"{name}.*optimisers.*docs/graph\.md"):
+            getattr(tf.train, name)
+    with pytest.raises(AttributeError, match=r"'partition'$"):
+        tf.train.__getattr__("partition")
+
+
+def test_no_name_that_is_there_is_said_to_be_absent() -> None:
+    absent = [name for names in tf._ABSENT.values() for name in names]
+    assert [name for name in absent if name in dir(tf)] == []
+    assert len(absent) == len(set(absent))
+
+
+def test_a_misspelt_name_of_a_graph_gets_the_nearest() -> None:
+    with pytest.raises(AttributeError, match="placeholder"):
+        tf.placehodler

@@ -31,7 +31,7 @@ _DTYPES = frozenset(
 )
 
 
-def _stays(to: object, x: object, policies: dict[str, Any]) -> bool:
+def _stays(to: object, x: Any, policies: dict[str, Any]) -> bool:
     """Return whether an exchange is one that a graph can have."""
     if to == "numpy":
         return (

@@ -144,6 +144,9 @@ def _read_tensor(value: Any, where: str) -> Array:
     try:
         array: Array = to_numpy(value, readonly="share", device="cpu")
     except UnsupportedTypeError as error:
+        is_symbolic = hasattr(value, "_as_graph_element")
+        if error.reason == "type" and hasattr(type(value), "__array__") and not is_symbolic:
+            return read(np.asarray(value), where)  # of pandas, polars, xarray, h5py, zarr, …
         raise UnsupportedTypeError(
             f"{where}: expected a number, text, an array, a tensor or lists of numbers, got "
             f"{value!r} of type {type(value).__name__}"
