@@ -273,6 +273,46 @@ def test_a_tensor_made_and_dropped_does_not_wait_for_its_producer(machine):
     assert producer.pool.given_back == 1
 
 
+# ---- what a Python function's framework holds ----------------------------------------------------
+
+
+def python_kernel(function):
+    return dlbridge.wrap(
+        platforms={"cuda": function}, schema="returns::python(x: u8[n])", abi="python:dlbridge"
+    )
+
+
+def test_what_a_framework_holds_until_its_kernels_are_through_is_not_waited_for(machine):
+    """XLA does: the function keeps nothing, and the caller's next work comes after the kernels."""
+    stream = machine.stream()
+    consumer = Framework(machine, machine.stream())
+    held = []
+
+    def function(x):
+        y = consumer.from_dlpack(x)
+        held.append((y, y.copy(slow=True)))
+
+    kernel = python_kernel(function)
+    with cuda.stream(stream):
+        tensor = dlbridge.full((64,), 7, "uint8", device="cuda:0")
+        kernel(tensor)
+        assert machine.host_synchronisations == 0
+        own_kernel(machine, tensor, stream, 9)
+    y, copy = held.pop()
+    assert copy.value() == 7
+    y.free()
+
+
+def test_what_is_held_when_the_kernels_are_through_was_kept(fake_machine):
+    consumer = Framework(fake_machine, fake_machine.stream())
+    held = []
+    kernel = python_kernel(lambda x: held.append(consumer.from_dlpack(x).read()))
+    tensor = dlbridge.full((64,), 7, "uint8", device="cuda:0")
+    with pytest.raises(dlbridge.KernelError, match="kept 'x' alive"):
+        kernel(tensor)
+    held.pop().free()
+
+
 # ---- threads -------------------------------------------------------------------------------------
 
 

@@ -377,6 +377,25 @@ static int take_back(python_call *call) {
     return kept;
 }
 
+/* XLA holds memory until its kernels on it are through. Nobody waits for these: the
+ * caller's next work comes after them. Return how many are held for another reason. */
+static int leave_to_device(python_call *call) {
+    int kept = 0;
+    for (int i = 0; i < call->borrowed_count; i++) {
+        borrowed_tensor *borrowed = &call->borrowed[i];
+        if (borrowed->buffer == NULL)
+            continue;
+        dlb_access *access = borrowed->buffer->access;
+        if (borrowed->object != NULL || access == NULL || !dlb_access_is_busy(access)) {
+            kept++;
+            continue;
+        }
+        return_buffer(call, borrowed->buffer);
+        borrowed->buffer = NULL;
+    }
+    return kept;
+}
+
 /* An error of the Python half is of no interest, but an interrupt meanwhile is that of
  * the call. */
 static void drop_error(const python_call *call) {
@@ -404,7 +423,7 @@ static int take_back_patiently(python_call *call) {
     }
     if (kept) {
         ask_support(call, "settle", NULL);
-        kept = take_back(call);
+        kept = take_back(call) == 0 ? 0 : leave_to_device(call);
     }
     if (kept) {
         ask_support(call, "collect", NULL);

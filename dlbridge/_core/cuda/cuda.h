@@ -216,6 +216,9 @@ int dlb_access_publish(dlb_access *access, dlb_stream *ready);
 /* Work ends, and memory may go back. */
 
 void dlb_access_take_back(dlb_access *access, dlb_stream_id borrowed, bool writes);
+/* Whether borrowers have not given the memory back whose work may still run, or may
+ * have been captured. */
+bool dlb_access_is_busy(dlb_access *access);
 /* Nobody holds the memory any more. True: its owner may have it back, on any stream.
  * False: kernels may still use it; ask again. */
 bool dlb_access_is_over(dlb_access *access);
