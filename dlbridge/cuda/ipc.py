@@ -99,7 +99,7 @@ class _PlainMemory:
     def __init__(self, device: int, nbytes: int) -> None:
         self._device = device
         address = ffi.new("CUdeviceptr *")
-        with entered(device) as functions:
+        with entered(device) as functions, relaxed(functions):
             check("pickling", functions.cuMemAlloc(address, nbytes), "cuMemAlloc")
         self.address = int(address[0])
 
@@ -156,7 +156,7 @@ def _memory_handle(tensor: native.TensorBase, device: int) -> bytes | None:
         return None
     handle = ffi.new("CUipcMemHandle *")
     start, _ = _allocation(tensor.data_ptr, device)
-    with entered(device) as functions:
+    with entered(device) as functions, relaxed(functions):
         code = functions.cuIpcGetMemHandle(handle, start)
     if code == _INVALID_VALUE:
         return None
@@ -178,7 +178,7 @@ def _plain_copy(tensor: native.TensorBase, device: int) -> native.TensorBase:
 def _event(device: int, stream: int) -> tuple[Any, bytes]:
     event, handle = ffi.new("CUevent *"), ffi.new("CUipcEventHandle *")
     where = ffi.cast("CUstream", stream)
-    with entered(device) as it:
+    with entered(device) as it, relaxed(it):
         check("pickling", it.cuEventCreate(event, _NO_TIMING | _INTERPROCESS), "cuEventCreate")
         check("pickling", it.cuEventRecord(event[0], where), "cuEventRecord")
         check("pickling", it.cuIpcGetEventHandle(handle, event[0]), "cuIpcGetEventHandle")
@@ -213,7 +213,7 @@ class _Received:
         self.start = 0
         address = ffi.new("CUdeviceptr *")
         handle = ffi.from_buffer("CUipcMemHandle *", ticket.memory)[0]
-        with entered(device) as functions:
+        with entered(device) as functions, relaxed(functions):
             code = functions.cuIpcOpenMemHandle(address, handle, _LAZY_PEER_ACCESS)
         check("unpickling", code, "cuIpcOpenMemHandle")
         self.start = int(address[0])
@@ -306,7 +306,7 @@ def _device_of(uuid: bytes) -> int:
 def _wait(ticket: Ticket, device: int, stream: int) -> None:
     event = ffi.new("CUevent *")
     handle = ffi.from_buffer("CUipcEventHandle *", ticket.event)[0]
-    with entered(device) as it:
+    with entered(device) as it, relaxed(it):
         check("unpickling", it.cuIpcOpenEventHandle(event, handle), "cuIpcOpenEventHandle")
         code = it.cuStreamWaitEvent(ffi.cast("CUstream", stream), event[0], 0)
         it.cuEventDestroy(event[0])

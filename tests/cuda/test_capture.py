@@ -7,6 +7,9 @@ other streams may reach into it.
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import pytest
 from cuda_peers import Framework, own_kernel
 from driver_calls import LEGACY, DriverError
@@ -226,6 +229,70 @@ def test_a_capture_of_another_thread_is_left_alone(machine, in_thread):
         in_thread(exchange_and_drop)
     graph.launch(captured)
     assert x.value() == 9
+
+
+KERNELS = Path(__file__).with_name("kernels.ptx")
+ADD_ONE = "void(const float *x, float *out, int64_t n)"
+
+
+def _launch(x, stream):
+    kernel = dlbridge.wrap(
+        cuda.Module(KERNELS)["add_one"], "capture::add_one(x: f32[n]) -> f32[n]",
+        abi=ADD_ONE, grid=1, block=256, shared=60 * 1024,
+    )  # fmt: skip
+    kernel(x)
+
+
+def _drop_what_kernels_use(x, stream):
+    y = x.copy()
+    native.cuda_begin(y, stream, False)
+    del y
+    cuda.collect()
+
+
+# Every public call that reaches the driver, on a stream that is not captured; cuda.synchronize,
+# which waits for captured streams as well, is the caller's to leave out.
+CALLS = {
+    "empty": lambda x, stream: dlbridge.empty(64, "uint8", device="cuda:0"),
+    "full": lambda x, stream: dlbridge.full((64,), 3.0, "float32", device="cuda:0"),
+    "pinned": lambda x, stream: dlbridge.empty(1 << 20, "uint8", device="cuda_host"),
+    "managed": lambda x, stream: dlbridge.empty(64, "uint8", device="cuda_managed"),
+    "copy": lambda x, stream: x.copy(),
+    "strided copy": lambda x, stream: x[::2].copy(),
+    "to the host": lambda x, stream: x.to("cpu"),
+    "from the host": lambda x, stream: dlbridge.zeros(64, "float32").to("cuda:0"),
+    "in place": lambda x, stream: x.__setitem__(slice(0, 8), x[8:16]),
+    "pickle": lambda x, stream: pickle.loads(pickle.dumps(x)),
+    "from_dlpack": lambda x, stream: dlbridge.from_dlpack(x, stream=stream),
+    "the array interface": lambda x, stream: x.__cuda_array_interface__,
+    "launch": _launch,
+    "trim": lambda x, stream: cuda.trim(),
+    "collect": _drop_what_kernels_use,
+    "memory_info": lambda x, stream: cuda.memory_info(),
+    "device_count": lambda x, stream: cuda.device_count(),
+    "is_available": lambda x, stream: cuda.is_available(),
+    "current_stream": lambda x, stream: cuda.current_stream(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_call_breaks_the_global_capture_of_another_thread(machine, in_thread, call):
+    """torch captures so; what may be unsafe is then forbidden to every thread."""
+    captured, stream = machine.stream(), machine.stream()
+    result = Framework(machine, captured).empty()
+    with cuda.stream(stream):
+        x = dlbridge.zeros(256, "float32", device="cuda:0")
+
+    def work():
+        with cuda.stream(stream):
+            CALLS[call](x, stream)
+
+    with machine.capture(captured, GLOBAL) as graph:
+        result.write(7)
+        in_thread(work)
+    graph.launch(captured)
+    assert result.value() == 7
+    machine.synchronise()
 
 
 def test_use_in_a_capture_is_no_order_for_what_comes_after_it(machine, mode):

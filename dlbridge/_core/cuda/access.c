@@ -733,7 +733,9 @@ bool dlb_cuda_wait_for_one(void) {
     dlb_stream side = dlb_cuda_side_stream(device, DLB_CUDA_WATCHING);
     if (side != 0 && dlb_access_make_wait(entry->buffer->access, side) &&
         dlb_cuda_enter(device, &scope) == 0) {
+        int mode = dlb_cuda_relax();
         dlb_cuda_get()->cuStreamSynchronize((CUstream)side);
+        dlb_cuda_unrelax(mode);
         dlb_cuda_leave(&scope);
         has_waited = true;
     }
