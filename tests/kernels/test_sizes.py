@@ -100,7 +100,7 @@ def test_a_derivative_has_the_same_dimensions() -> None:
 
 def test_torch_may_compile_for_all_values_at_once() -> None:
     schema = Schema.parse("a::f(x: f32[n], *, axis: int, k: int) -> f32[k]")
-    assert schema.torch_schema() == "f(Tensor x, *, int axis, SymInt k) -> Tensor"
+    assert schema.torch_schema() == "f(Tensor x, *, SymInt axis, SymInt k) -> Tensor"
 
 
 # ---- calls -------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def _read_build_id(path: Path) -> str | None:
     """Return the GNU build id in the notes of a 64-bit ELF file, in hexadecimal, or None."""
     with path.open("rb") as file:
         head = file.read(64)
-        if head[:6] != b"\x7fELF\2\1":
+        if head[:6] != b"\177ELF\2\1":
             return None
         (start,), (size, count) = (
             struct.unpack_from("<Q", head, 32),
