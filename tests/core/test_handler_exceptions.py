@@ -21,6 +21,14 @@ from dlbridge.signals import is_from_handler
 PACKAGE = Path(dlbridge.__file__).parent
 
 
+@pytest.fixture(autouse=True)
+def numpys_errors_are_as_before() -> Iterator[None]:
+    """An exception in the first or last step of `with np.errstate(...)` leaves the state in it."""
+    before = np.geterr()
+    yield
+    np.seterr(**before)
+
+
 class Timeout(Exception):
     """Somebody's own, which no code of the package can name."""
 
