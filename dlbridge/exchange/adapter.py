@@ -144,6 +144,7 @@ class Framework:
         moves: the device types whose memory dlbridge has only this framework copy and order.
         device_names: its own names of DLPack's device types; empty without device objects.
         constructed: the dtypes that its import of DLPack lacks, though it may have them.
+        to_host: how its own tensor `x` is copied to the host, for texts.
     """
 
     name: str = ""
@@ -162,6 +163,7 @@ class Framework:
     allocates: bool = False
     wide_types: str = ""
     extra: str = ""
+    to_host: str = "x.cpu()"
     device_names: ClassVar[dict[int, str]] = {}
     constructed: ClassVar[dict[tuple[int, int, int], str]] = {}
     moves: ClassVar[frozenset[int]] = frozenset()
@@ -216,6 +218,36 @@ class Framework:
         if reason == "dtype" and self.is_constructed(tensor):
             return None if tensor.device.is_host_accessible else "device"
         return reason
+
+    def orders_cuda(self) -> bool:
+        """Tell whether work on CUDA memory is kept in order with that of this framework.
+
+        For this a stream must be known: it tells its own, waits for one, or asks a producer with
+        one. Where it does none of that, its kernels may not have written yet what it hands out,
+        and may still use what it has given back, so that its `limits` have no CUDA memory and
+        `take` calls `require_order`.
+        """
+        return True
+
+    def why_unordered(self) -> str:
+        """Return why CUDA memory is refused where `orders_cuda` is false."""
+        return (
+            f"{self.name} has no stream in its exchange, so that its kernels and those of others "
+            "cannot be ordered on CUDA memory"
+        )
+
+    def require_order(self, tensor: native.TensorBase, x: object) -> None:
+        """Refuse CUDA memory that `x` of this framework has handed out, without an order.
+
+        Raises:
+            ExchangeError: with reason "device".
+        """
+        if tensor._device_pair[0] in device.CUDA_TYPES and not self.orders_cuda():
+            raise ExchangeError(
+                "device",
+                f"from_dlpack: the {protocol.describe(x)} is on {tensor.device}: "
+                f"{self.why_unordered()}; copy it to the host first: {self.to_host}",
+            )
 
     def import_copies(self, tensor: native.TensorBase) -> str | None:
         """Return why the framework's own import copies `tensor`, or None where it shares."""

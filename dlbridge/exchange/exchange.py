@@ -17,6 +17,7 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.cuda.driver import NONE
 from dlbridge.cuda.memory import CHECKED, check_device
+from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.dtype import DType
 from dlbridge.errors import (
     REASONS,
@@ -456,7 +457,9 @@ def fit(
         framework.place(policy)  # refuses a device that is not there, before any copy is made
     copies_here = policy.copy is True and policy.device is None
     if copies_here and framework is not None and framework.refusal(tensor) == "device":
-        refuse("device", tensor, name)  # before any copy is made
+        refuse("device", tensor, name, advice=_advise("device", tensor, framework))
+    if framework is not None and policy.device is not None:
+        _require_order(policy.device, framework)
     if not is_on_cuda(tensor):
         tensor = _cast(tensor, policy, context, name)
     if policy.device is not None and import_copies != "device":
@@ -475,6 +478,16 @@ def fit(
             refuse(import_copies, tensor, name, copy_forbidden=True)
         context.copying(name, import_copies, lambda: None, lambda: None)
     return tensor
+
+
+def _require_order(wanted: Device, framework: Framework) -> None:
+    """Refuse a copy to a GPU for a framework that cannot take it there."""
+    if wanted.pair[0] in CUDA_TYPES and not framework.orders_cuda():
+        raise ExchangeError(
+            "device",
+            f"to_{framework.name}: device {wanted} asked for: {framework.why_unordered()}; convert "
+            "it on the host, and have the framework copy it to the GPU",
+        )
 
 
 def _require_driver(name: str, *devices: int) -> None:
@@ -519,6 +532,10 @@ def _fit_limits(
 
 def _advise(reason: str, tensor: native.TensorBase, framework: Framework) -> str | None:
     """Return what to do, where that is more than what the reason alone says."""
+    if reason == "device" and is_on_cuda(tensor) and not framework.orders_cuda():
+        is_managed = tensor._device_pair[0] == _MANAGED  # no copy is made for the host there
+        how = "copy it: x.to('cpu')" if is_managed else 'pass device="cpu" for a copy on the host'
+        return f"{framework.why_unordered()}: {how}"
     if reason == "device" and tensor._device_pair[0] == _MANAGED:
         return f"copy it: x.to('cuda:{tensor._device_pair[1]}') or x.to('cpu')"
     narrower = _narrower(tensor) if reason == "dtype" else None

@@ -21,6 +21,7 @@ _DTYPES = [
     (4, 16, 1),
     _BOOL,
 ]
+_LIMITS = native.Limits("mxnet", dtypes=_DTYPES, devices=[1], max_ndim=32, layout="row_major")
 
 
 class MXNet(Framework):
@@ -32,6 +33,7 @@ class MXNet(Framework):
     way_in = "capsule"
     way_out = "capsule"
     zero_copy = "both ways"
+    to_host = "x.as_in_context(mxnet.cpu())"
     notes = "row-major, else copied; no zero-size or 0-d arrays unless mxnet.npx.set_np()"
     quirks = (
         Quirk(
@@ -119,15 +121,17 @@ class MXNet(Framework):
             if is_from_handler(error):
                 raise
             raise protocol.refused(x, error) from error
+        self.require_order(tensor, x)
         if tensor._dtype_triple == _MXNET_BOOL:
             return tensor._view(tensor.shape, tensor.strides, dtype=_BOOL)
         return tensor
 
+    def orders_cuda(self) -> bool:
+        """Return False: its engine chooses the streams, and its capsules say nothing of them."""
+        return False
+
     def limits(self) -> native.Limits:
-        cuda = [2] if self.import_module().context.num_gpus() else []
-        return native.Limits(
-            "mxnet", dtypes=_DTYPES, devices=[1, *cuda], max_ndim=32, layout="row_major"
-        )
+        return _LIMITS
 
     def refusal(self, tensor: native.TensorBase) -> str | None:
         """Return the reason against `tensor`; without np_shape () and 0 mean an unknown shape."""

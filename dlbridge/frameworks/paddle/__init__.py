@@ -168,7 +168,9 @@ class Paddle(Framework):
             x = x.detach()
         table = getattr(type(x), _TABLE, None)
         if table is None:
-            return protocol.take_dlpack(x, policy, context)
+            tensor = protocol.take_dlpack(x, policy, context)
+            self.require_order(tensor, x)
+            return tensor
         context.route.append("Paddle C exchange table")
         try:
             return native.take_table(x, table)
@@ -177,9 +179,13 @@ class Paddle(Framework):
                 raise
             raise protocol.refused(x, error) from error
 
+    def orders_cuda(self) -> bool:
+        """Tell whether there is an exchange table: its functions for capsules have no stream."""
+        return getattr(self.import_module().Tensor, _TABLE, None) is not None
+
     def limits(self) -> native.Limits:
         paddle = self.import_module()
-        cuda = [2, 3] if paddle.is_compiled_with_cuda() else []
+        cuda = ([2, 3] if self.orders_cuda() else [3]) if paddle.is_compiled_with_cuda() else []
         float8 = [triple for name, triple in _FLOAT8.items() if hasattr(paddle, name)]
         return native.Limits(
             "paddle",
@@ -197,7 +203,7 @@ class Paddle(Framework):
     def entry(self, tensor: native.TensorBase | None) -> str:
         if tensor is not None and tensor.size and _known(tensor) is not None:
             return "alias of an earlier import"
-        has_table = hasattr(self.import_module().Tensor, _TABLE)
+        has_table = self.orders_cuda()
         return "Paddle C exchange table" if has_table else "paddle.utils.dlpack.from_dlpack"
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:

@@ -31,6 +31,14 @@ _EXPORTED = {
     *("bool", "bfloat16", "half", "float16", "float32", "float64", "complex64", "complex128"),
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
 }
+_LIMITS = native.Limits(
+    "tensorflow",
+    dtypes=_DTYPES,
+    devices=[_CPU],
+    alignment=64,
+    layout="row_major",
+    protects_readonly=True,
+)
 # The same as DataType numbers, which the C path asks for: other types make TensorFlow abort.
 _EXPORTED_NUMBERS = frozenset(DType(name).tensorflow_number for name in _EXPORTED - {"half"})
 
@@ -47,6 +55,7 @@ class TensorFlow(Framework):
     zero_copy = "both ways"
     notes = "row-major, 64-byte aligned memory, else copied by dlbridge"
     immutable = True
+    to_host = 'with tf.device("CPU"): x = tf.identity(x)'
     quirks = (
         Quirk(
             2,
@@ -184,16 +193,22 @@ class TensorFlow(Framework):
             )
         context.route.append("TensorFlow capsule")
         try:
-            return native.take_capsule(tensorflow.experimental.dlpack.to_dlpack(x))
+            tensor = native.take_capsule(tensorflow.experimental.dlpack.to_dlpack(x))
         except ExchangeError:
             raise
         except Exception as error:
             if is_from_handler(error):
                 raise
             raise protocol.refused(x, error) from error
+        self.require_order(tensor, x)
+        return tensor
+
+    def orders_cuda(self) -> bool:
+        """Return False: it computes on non-blocking streams, of which its capsules say nothing."""
+        return False
 
     def limits(self) -> native.Limits:
-        return _limits()
+        return _LIMITS
 
     def start(self, converter: native.Converter) -> None:
         functions = _import_function()
@@ -201,7 +216,7 @@ class TensorFlow(Framework):
             kind, into = "capsule", functions[0]
             if len(_cpus()) > 1:
                 kind, into = "placed", _import_in_scope
-            converter.activate(kind, _limits(), into, self.array_type(), functions[1])
+            converter.activate(kind, _LIMITS, into, self.array_type(), functions[1])
 
     def place(self, policy: Policy) -> Any:
         wanted = policy.device
@@ -229,10 +244,7 @@ class TensorFlow(Framework):
             array = as_array(tensor, "to_tensorflow").view(tensor.dtype.numpy)
             return _placed(_constant(array), name)
         capsule = tensor._capsule(False, 0, True)
-        made = self.import_module().experimental.dlpack.from_dlpack(capsule)
-        if tensor._device_pair[0] != _CPU:
-            return made
-        return _placed(made, name)
+        return _placed(self.import_module().experimental.dlpack.from_dlpack(capsule), name)
 
     # ---- names of dtypes and devices ----
 
@@ -288,19 +300,6 @@ def is_keras_variable(cls: type) -> bool:
     if keras is None or not hasattr(keras, "Variable") or not issubclass(cls, keras.Variable):
         return False
     return str(keras.backend.backend()) == "tensorflow"
-
-
-@cache
-def _limits() -> native.Limits:
-    gpus = [2] if sys.modules["tensorflow"].config.list_physical_devices("GPU") else []
-    return native.Limits(
-        "tensorflow",
-        dtypes=_DTYPES,
-        devices=[1, *gpus],
-        alignment=64,
-        layout="row_major",
-        protects_readonly=True,
-    )
 
 
 def _export_function() -> Any:
