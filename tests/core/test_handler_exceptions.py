@@ -6,6 +6,7 @@ import ast
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,10 +24,14 @@ PACKAGE = Path(dlbridge.__file__).parent
 
 @pytest.fixture(autouse=True)
 def numpys_errors_are_as_before() -> Iterator[None]:
-    """An exception in the first or last step of `with np.errstate(...)` leaves the state in it."""
+    """An exception in the first or last step of `with np.errstate(...)` leaves the state in it.
+
+    NumPy 2 has the state in a variable of contexts, of which each interrupted call has its own.
+    """
     before = np.geterr()
     yield
-    np.seterr(**before)
+    if np.geterr() != before:
+        np.seterr(**before)
 
 
 class Timeout(Exception):
@@ -241,7 +246,7 @@ def test_an_exception_of_a_handler_comes_out_of_every_bytecode(name: str) -> Non
     assert error is None
     assert last > 20
     for step in range(1, last + 1, stride):
-        reached, error = interrupt(job, step)
+        reached, error = copy_context().run(interrupt, job, step)
         if reached >= step:  # caches of the first calls are filled meanwhile
             assert type(error) is Timeout, f"bytecode {step} of {last}: {error!r}"
 

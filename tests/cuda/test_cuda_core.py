@@ -57,7 +57,8 @@ def run_fake(run_python: Callable[..., Any], driver_path: Path) -> RunFake:
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    parts = ("cuda", package, "cuda.bindings")  # which cuda.core needs, and does not bring
+    # A part of a package that is missing cannot be asked for; cuda.core needs cuda.bindings.
+    parts = ("cuda", package.partition(".")[0], package, "cuda.bindings")
     missing = next((part for part in parts if not importlib.util.find_spec(part)), None)
     return pytest.mark.skipif(missing is not None, reason=f"{missing} is not installed")
 

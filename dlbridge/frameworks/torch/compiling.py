@@ -12,6 +12,7 @@ dynamo is imported, which takes seconds:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from operator import call as call_object
 from typing import Any
@@ -23,6 +24,8 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.exchange import exchange, trees
 from dlbridge.frameworks import conversions
+
+_TELLS_REASONS = "reason" in inspect.signature(torch.compiler.disable).parameters  # since 2.7
 
 # Whose values are the same in NumPy and torch.
 _DTYPES = frozenset(
@@ -70,9 +73,8 @@ def _breaking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def exchange_outside_of_graphs(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    made: Callable[..., Any] = torch.compiler.disable(
-        exchange_outside_of_graphs, reason=_reason(name)
-    )
+    told = {"reason": _reason(name)} if _TELLS_REASONS else {}
+    made: Callable[..., Any] = torch.compiler.disable(exchange_outside_of_graphs, **told)
     return made
 
 
