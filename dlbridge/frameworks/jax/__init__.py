@@ -493,7 +493,7 @@ def _default_device() -> Any:
 
 def _has_several_devices() -> bool:
     """Tell whether it matters where an array is: on several devices, in all processes together."""
-    jax = sys.modules["jax"]
+    jax = ADAPTER.import_module()
     return jax.device_count() > 1 or len(jax.local_devices(backend="cpu")) > 1
 
 
