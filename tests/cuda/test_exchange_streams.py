@@ -639,6 +639,7 @@ def test_jax_gets_a_tensor_in_order_for_the_stream_that_it_asks_with(fake_machin
 
     jax_adapter = jax.Jax()
     monkeypatch.setattr(jax, "_FUNCTIONS", [None])
+    monkeypatch.setattr(jax, "_has_several_devices", lambda: False)
     monkeypatch.setattr(jax, "compute_stream", lambda device, index: theirs)
     monkeypatch.setattr(jax_adapter, "import_module", lambda: Module)
     tensor = dlbridge.zeros((64,), "uint8", device="cuda:0")
@@ -683,6 +684,7 @@ def test_jax_without_a_stream_for_others_gets_a_tensor_in_order_for_its_kernels(
 
     jax_adapter = jax.Jax()
     monkeypatch.setattr(jax, "_FUNCTIONS", [None])
+    monkeypatch.setattr(jax, "_has_several_devices", lambda: False)
     monkeypatch.setattr(jax, "compute_stream", lambda device, index: computing)
     monkeypatch.setattr(jax_adapter, "import_module", lambda: Module)
     code = "UNIMPLEMENTED"

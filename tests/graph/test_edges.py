@@ -17,6 +17,16 @@ from dlbridge.execution import registry
 from dlbridge.graph.core.default_graph import apply
 
 FRAMEWORKS = ("numpy", "torch", "jax")
+
+
+@pytest.fixture(autouse=True)
+def only_with_what_is_installed(request: pytest.FixtureRequest) -> None:
+    """Skip the cases of a framework that is not installed, and those of torch alone without it."""
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    is_of_torch = "torch" in request.node.originalname
+    pytest.importorskip("torch" if is_of_torch else parameters.get("framework", "numpy"))
+
+
 NAN, INF = np.nan, np.inf
 
 

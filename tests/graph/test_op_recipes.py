@@ -6,6 +6,7 @@ In the fast ring 200 graphs and recorded answers; in the long ring TensorFlow is
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable
@@ -295,7 +296,8 @@ def test_graphs_of_recorded_answers(batch: int, answers: Answers) -> None:
         )
 
     frameworks = ("numpy", "torch", "jax") if batch % 10 == 0 else ("numpy", "torch")
-    _check(range(batch * BATCH, (batch + 1) * BATCH), answer, frameworks)
+    there = tuple(name for name in frameworks if importlib.util.find_spec(name) is not None)
+    _check(range(batch * BATCH, (batch + 1) * BATCH), answer, there)
 
 
 @pytest.mark.full
