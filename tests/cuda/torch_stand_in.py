@@ -101,7 +101,7 @@ class Streams:
             self.set(0, device)
         native.torch_stream_open(None)
         self._open_operators(None)
-        internals.guard_is_open.cache_clear()
+        internals.forget_guard()
         assert internals.guard_is_open()
 
     def _open_operators(self, path: str | None) -> None:

@@ -468,3 +468,34 @@ def test_places_that_are_none_are_refused(places: Any) -> None:
         assert not native.torch_guard_allows(torch.ones(2))
     finally:
         assert torch_guard._open_guard()
+
+
+@pytest.mark.usefixtures("proved_torch")
+def test_threads_wait_for_one_trial_of_torchs_insides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at the same time would each see what the other has begun, and close the direct path."""
+    trials, entered, goes_on = [], threading.Event(), threading.Event()
+    own = torch_guard._open_guard
+
+    def open_guard() -> bool:
+        trials.append(threading.current_thread())
+        assert not torch_guard.guard_is_open()  # whoever tries it gets no answer, and hangs nowhere
+        entered.set()
+        goes_on.wait()
+        return own()
+
+    monkeypatch.setattr(torch_guard, "_open_guard", open_guard)
+    torch_guard.forget_guard()
+    answers: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(torch_guard.guard_is_open()))
+        for _ in range(4)
+    ]
+    for each in threads:
+        each.start()
+    entered.wait()
+    assert not answers
+    goes_on.set()
+    for each in threads:
+        each.join()
+    assert (answers, len(trials)) == ([True] * 4, 1)
+    assert torch_guard.direct_is_open()

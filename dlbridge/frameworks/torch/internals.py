@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
+import os
 import sys
 import threading
 import weakref
@@ -53,16 +54,52 @@ def direct_is_open() -> bool:
     return guard_is_open() and native.torch_direct_allows(torch.empty(0, device="cpu"))
 
 
-@functools.cache
+_ANSWER: list[bool] = []  # of `guard_is_open`, once it is known
+_TRYING: list[threading.Thread] = []  # the thread that finds it out
+_OPENING = threading.Lock()
+
+
+def _renew() -> None:
+    global _OPENING
+    _OPENING = threading.Lock()
+    _TRYING.clear()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 def guard_is_open() -> bool:
-    """Return whether the core can tell by itself which tensors the exchange table may export."""
-    if proofs.proof() is None:
+    """Return whether the core can tell by itself which tensors the exchange table may export.
+
+    The first call finds it out; other threads wait for that, since two trials at the same time
+    would each see what the other one has only begun.
+    """
+    if _ANSWER:
+        return _ANSWER[0]
+    if threading.current_thread() in _TRYING:
         return False
+    with _OPENING:
+        if not _ANSWER:
+            _ANSWER.append(proofs.proof() is not None and _try_guard())
+    return _ANSWER[0]
+
+
+def forget_guard() -> None:
+    """Let the next call of `guard_is_open` find it out again; for tests."""
+    _ANSWER.clear()
+
+
+def _try_guard() -> bool:
     answers: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in, tracing included.
     worker = threading.Thread(target=lambda: answers.append(_open_guard()))
+    _TRYING.append(worker)
     worker.start()
-    worker.join()
+    try:
+        worker.join()
+    finally:  # once more, for an interrupt: nobody else may begin before it has ended
+        worker.join()
+        _TRYING.clear()
     return answers == [True]
 
 
