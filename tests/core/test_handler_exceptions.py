@@ -238,6 +238,8 @@ def interrupt(job: Callable[[], object], step: int) -> tuple[int, BaseException 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_an_exception_of_a_handler_comes_out_of_every_bytecode(name: str) -> None:
+    if name == "to_numpy" and np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("with NumPy 1 an interrupted to_numpy keeps two tensors alive, by whom is open")
     job, stride = JOBS[name]
     signal.signal(signal.SIGUSR1, with_any_arguments)
     job()

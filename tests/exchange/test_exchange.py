@@ -315,8 +315,9 @@ def test_memory_of_another_byte_order_is_checked_before_it_is_read() -> None:
     """NumPy would read from the address 0."""
     name = "__array_interface__"
     refused("null_data", from_dlpack, Interface(name, typestr=">f4", data=(0, False)))
-    none = Interface(name, typestr=">f4", shape=(0, 3), data=(0, False))
-    assert from_dlpack(none).shape == (0, 3)
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # NumPy 1 takes such an object for a scalar
+        none = Interface(name, typestr=">f4", shape=(0, 3), data=(0, False))
+        assert from_dlpack(none).shape == (0, 3)
     for shape in ((2**62, 8), (1,) * 65):
         refused("producer", from_dlpack, Interface(name, typestr=">f4", shape=shape))
 

@@ -22,6 +22,8 @@ FRAMEWORKS = ("numpy", "torch", "jax")
 @pytest.fixture(autouse=True)
 def only_with_what_is_installed(request: pytest.FixtureRequest) -> None:
     """Skip the cases of a framework that is not installed, and those of torch alone without it."""
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("NumPy 1 promotes scalars otherwise")
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     is_of_torch = "torch" in request.node.originalname
     pytest.importorskip("torch" if is_of_torch else parameters.get("framework", "numpy"))
