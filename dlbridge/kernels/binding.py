@@ -80,7 +80,8 @@ class Binding:
             results = self._new_results(kernel, tensors, arguments.scalars, like)
         kernel.run([*tensors, *results], arguments.scalars, source)
         for index in written:
-            self.wrote(arguments.tensors[index])
+            if arguments.tensors[index] is not None:
+                self.wrote(arguments.tensors[index])
         if arguments.out is None:
             return _unpack([self.give(result, like) for result in results])
         for value in arguments.out:

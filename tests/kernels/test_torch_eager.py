@@ -174,6 +174,7 @@ def test_wrong_gradients_are_refused_in_the_same_words(torch) -> None:
                 kernel(x).sum().backward()
 
 
+@pytest.mark.usefixtures("proved_torch")
 def test_a_kernel_whose_name_is_wrapped_again_is_served_as_before(torch) -> None:
     first = settled(torch, make_mul("ops_eager", "again"))
     make_mul("ops_eager", "again")
