@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
-import os
 import sys
 import threading
 import weakref
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.exchange import protocol
@@ -56,16 +56,7 @@ def direct_is_open() -> bool:
 
 _ANSWER: list[bool] = []  # of `guard_is_open`, once it is known
 _TRYING: list[threading.Thread] = []  # the thread that finds it out
-_OPENING = threading.Lock()
-
-
-def _renew() -> None:
-    global _OPENING
-    _OPENING = threading.Lock()
-    _TRYING.clear()
-
-
-os.register_at_fork(after_in_child=_renew)
+_OPENING = registry.lock()
 
 
 def guard_is_open() -> bool:
@@ -79,6 +70,8 @@ def guard_is_open() -> bool:
     if threading.current_thread() in _TRYING:
         return False
     with _OPENING:
+        if any(each.is_alive() for each in _TRYING):  # asked by a handler of a signal meanwhile
+            return False
         if not _ANSWER:
             _ANSWER.append(proofs.proof() is not None and _try_guard())
     return _ANSWER[0]
@@ -93,7 +86,7 @@ def _try_guard() -> bool:
     answers: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in, tracing included.
     worker = threading.Thread(target=lambda: answers.append(_open_guard()))
-    _TRYING.append(worker)
+    _TRYING[:] = [worker]  # one of before a fork is none
     worker.start()
     try:
         worker.join()
