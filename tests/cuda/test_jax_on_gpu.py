@@ -197,6 +197,8 @@ def test_known_calls_of_one_device_are_not_those_of_another(machine: Any) -> Non
 def jax_over(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that gives a tensor to JAX on a GPU, with a stand-in for its XLA."""
 
+    monkeypatch.setattr(adapter, "_has_several_devices", lambda: False)
+
     def over(peer: Any) -> Any:
         device = SimpleNamespace(platform="gpu", local_hardware_id=peer.device)
         dlpack = SimpleNamespace(from_dlpack=peer.from_dlpack)
