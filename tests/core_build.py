@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "dlbridge"
 CORE = Path(PACKAGE) / "_core"
-FLAGS = ("-std=c11", "-O0", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-w")
+FLAGS = ("-std=c11", "-O0", "-fPIC", "-fexceptions", "-fvisibility=hidden", "-w",
+         "-D_CFFI_NO_LIMITED_API")  # fmt: skip
 SOURCES = shutil.ignore_patterns("*.c", "*.h", "*.o", "*.so", "__pycache__")
 
 

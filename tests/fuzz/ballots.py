@@ -70,7 +70,7 @@ class _Over:
         self._steps = steps
         return self
 
-    mpi = payloads = SimpleNamespace(BYTE=None, Status=SimpleNamespace)
+    mpi = payloads = SimpleNamespace(BYTE=None, Status=SimpleNamespace, PROC_NULL=-1)
 
     def wait(self) -> Any:
         """Take in what is late, and then an empty message: requests of MPI must end."""

@@ -181,7 +181,7 @@ def test_several_workers_use_one_parameter_server() -> None:
 @pytest.mark.full
 def test_the_parameter_server_example() -> None:
     """Both workers learn the weights, in as many steps as both have made."""
-    done = start(3, PROGRAMS.parents[1] / "examples" / "parameter_server.py")
+    done = start(3, PROGRAMS.parents[2] / "examples" / "parameter_server.py")
     assert done.returncode == 0, done.stderr
     said = sorted(done.stdout.splitlines())
     assert [line.partition(":")[0] for line in said] == ["Worker 0", "Worker 1"]

@@ -149,12 +149,24 @@ def squared_difference(node: Node, context: Context) -> Function:
     return lambda x, y: xp.square(xp.subtract(x, y))
 
 
-@kernel("AddN", "AccumulateNV2", ufunc="add", folds=True)
+def _says_no_shape(node: Node) -> bool:
+    given = node.attrs.get("shape")
+    return given is None or given.dims is None
+
+
+@kernel("AddN", "AccumulateNV2", ufunc="add", only_if=_says_no_shape, folds=True)
 def add_n(node: Node, context: Context) -> Function:
-    """Add them in order."""
+    """Add them in order; an attribute may say their shape."""
     add = context.xp.add
+    wanted = None if _says_no_shape(node) else node.attrs["shape"]
 
     def total(first: Any, *others: Any) -> Any:
+        if wanted is not None and not wanted.is_compatible_with(first.shape):
+            raise InvalidArgumentError(
+                f"Inputs to operation {node.name} of type {node.type} must have the shape {wanted} "
+                f"of its attribute.  Input 0: {list(first.shape)}",
+                node,
+            )
         for other in others:
             if other.shape != first.shape:
                 raise InvalidArgumentError(
