@@ -196,13 +196,23 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def at_rest() -> dict[str, int]:
+    """Return what is alive when nothing is given back any more, of whoever ran before."""
+    now, before = native.live(), None
+    while now != before:
+        gc.collect()
+        time.sleep(0.1)
+        now, before = native.live(), now
+    return now
+
+
 def growth(step: Step, count: int) -> list[int]:
     """Make an operation `count` times; return by how many bytes the process grew in each round.
 
     JAX gives our memory back on a thread of its own, which lags behind on a busy machine: what
     waits there is not leaked, but the pages stay with the process. So it may catch up now and then.
     """
-    quiet = native.live()
+    quiet = at_rest()
     for _ in range(5_000):
         step()
     left_over(quiet)
