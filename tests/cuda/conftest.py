@@ -86,8 +86,13 @@ def lend(machine: Machine) -> Iterator[Machine]:
 
 
 def settle(machine: Machine) -> None:
-    """Let the devices finish; dlbridge must then have nothing left to give back."""
+    """Let the devices finish; dlbridge must then have nothing left to give back.
+
+    It may have to record an event first, which is pending at once on any driver.
+    """
     machine.finish()
+    if cuda.collect():
+        machine.finish()
     assert cuda.collect() == 0, "memory still waits for kernels that are over"
 
 

@@ -32,6 +32,9 @@ class Bench:
 
     def __init__(self, driver: Any, devices: int = 2) -> None:
         self.driver = driver
+        self.reset(devices)
+
+    def reset(self, devices: int = 2) -> None:
         self.driver.reset()
         self.contexts = [self.driver.enter(device) for device in range(devices)]
         self.streams: list[int] = []
@@ -651,7 +654,7 @@ def test_a_slow_kernel_is_over_when_somebody_waits(bench: Bench) -> None:
     bench.driver.do("fake_hold", slow)
     event, unrelated = bench.event(slow), bench.event(other)
     assert bench.driver.cuEventQuery(event) == NOT_READY
-    assert bench.driver.cuEventQuery(unrelated) == 0
+    bench.ask_until_over(unrelated)
     bench.order(slow, other)
     assert bench.driver.cuStreamQuery(other) == NOT_READY
     bench.driver.do("cuStreamSynchronize", other)
@@ -878,6 +881,259 @@ def test_a_graph_with_memory_that_nobody_freed_is_launched_once(bench: Bench, fl
     bench.driver.do("cuMemFreeAsync", memory, stream)
     bench.driver.do("cuCtxSynchronize")
     assert bench.driver.faults == []
+
+
+# ---- what is pending by itself ---------------------------------------------------------------
+
+
+def questions(bench: Bench, event: int) -> int:
+    """Ask for an event until it is over; return for how many questions it was pending."""
+    count = 0
+    while (code := bench.driver.cuEventQuery(event)) == NOT_READY:
+        count += 1
+    assert code == 0
+    return count
+
+
+def pending(bench: Bench, seed: int) -> list[int]:
+    """Return for how many questions each of forty events was pending, recorded behind work."""
+    bench.reset()
+    bench.driver.fake_set_seed(seed)
+    stream, memory = bench.stream(), bench.memory()
+    counts = []
+    for _ in range(40):
+        bench.write(stream, memory)
+        counts.append(questions(bench, bench.event(stream)))
+    return counts
+
+
+def test_an_event_may_be_pending_straight_after_its_record(bench: Bench) -> None:
+    """As on a GPU: for none of the host's questions or a few, which a seed decides."""
+    counts = pending(bench, 1)
+    assert {*counts} == {0, 1, 2, 3}
+    assert pending(bench, 1) == counts
+    assert pending(bench, 2) != counts
+
+
+def test_a_stream_may_be_pending_straight_after_its_work(bench: Bench) -> None:
+    stream, memory, codes = bench.stream(), bench.memory(), set()
+    for _ in range(40):
+        bench.write(stream, memory)
+        codes.add(bench.driver.cuStreamQuery(stream))
+    assert codes == {0, NOT_READY}
+
+
+def test_work_that_the_host_has_waited_for_is_over(bench: Bench) -> None:
+    stream, memory = bench.stream(), bench.memory()
+    for _ in range(40):
+        bench.write(stream, memory)
+        event = bench.event(stream)
+        bench.driver.do("cuStreamSynchronize", stream)
+        assert questions(bench, event) == 0
+        bench.write(stream, memory)
+        event = bench.event(stream)
+        bench.driver.fake_finish()
+        assert questions(bench, event) == 0
+
+
+# ---- handles that are none -------------------------------------------------------------------
+
+SIZES = [1] * 6  # of a launch
+HANDLE_CALLS: list[tuple[str, str, tuple[Any, ...]]] = [
+    # kind, function, arguments: HANDLE stands where the handle does, OUT for room
+    ("stream", "cuStreamDestroy_v2", ("HANDLE",)),
+    ("stream", "cuStreamQuery", ("HANDLE",)),
+    ("stream", "cuStreamSynchronize", ("HANDLE",)),
+    ("stream", "cuStreamGetCtx", ("HANDLE", "OUT")),
+    ("stream", "cuStreamGetFlags", ("HANDLE", "OUT")),
+    ("stream", "cuStreamGetPriority", ("HANDLE", "OUT")),
+    ("stream", "cuStreamIsCapturing", ("HANDLE", "OUT")),
+    ("stream", "cuStreamBeginCapture_v2", ("HANDLE", 0)),
+    ("stream", "cuStreamEndCapture", ("HANDLE", "OUT")),
+    ("stream", "cuLaunchHostFunc", ("HANDLE", 0, 0)),
+    ("stream", "cuMemAllocAsync", ("OUT", 64, "HANDLE")),
+    ("stream", "cuMemsetD8Async", (0, 0, 1, "HANDLE")),
+    ("event", "cuEventDestroy_v2", ("HANDLE",)),
+    ("event", "cuEventQuery", ("HANDLE",)),
+    ("event", "cuEventSynchronize", ("HANDLE",)),
+    ("event", "cuEventRecord", ("HANDLE", LEGACY)),
+    ("event", "cuStreamWaitEvent", (LEGACY, "HANDLE", 0)),
+    ("event", "cuIpcGetEventHandle", ("OUT", "HANDLE")),
+    ("module", "cuModuleUnload", ("HANDLE",)),
+    ("module", "cuModuleGetFunction", ("OUT", "HANDLE", b"nothing")),
+    ("function", "cuFuncGetAttribute", ("OUT", 0, "HANDLE")),
+    ("function", "cuFuncSetAttribute", ("HANDLE", 8, 0)),
+    ("function", "cuFuncGetParamInfo", ("HANDLE", 0, "OUT", "OUT")),
+    ("function", "cuFuncGetName", ("OUT", "HANDLE")),
+    ("function", "cuKernelGetFunction", ("OUT", "HANDLE")),
+    ("function", "cuLaunchKernel", ("HANDLE", *SIZES, 0, LEGACY, 0, 0)),
+    ("graph", "cuGraphInstantiateWithFlags", ("OUT", "HANDLE", 0)),
+    ("graph", "cuGraphDestroy", ("HANDLE",)),
+    ("graph", "cuGraphGetNodes", ("HANDLE", 0, "OUT")),
+    ("exec", "cuGraphLaunch", ("HANDLE", LEGACY)),
+    ("exec", "cuGraphUpload", ("HANDLE", LEGACY)),
+    ("exec", "cuGraphExecDestroy", ("HANDLE",)),
+    ("pool", "cuMemPoolTrimTo", ("HANDLE", 0)),
+    ("pool", "cuMemPoolGetAttribute", ("HANDLE", 4, "OUT")),
+]
+
+
+def destroyed(bench: Bench, kind: str) -> int:
+    """Return a handle of a kind that was valid once."""
+    driver = bench.driver
+    module = driver.make("cuModuleLoadData", b"fake")
+    if kind in ("module", "function"):
+        function = driver.make("cuModuleGetFunction", module, b"nothing")
+        driver.do("cuModuleUnload", module)
+        return module if kind == "module" else function
+    if kind == "event":
+        event = driver.make("cuEventCreate", NO_TIMING)
+        driver.do("cuEventDestroy_v2", event)
+        return event
+    stream = bench.stream()
+    if kind in ("graph", "exec"):
+        bench.begin_capture(stream)
+        graph = driver.make_last("cuStreamEndCapture", stream)
+        executable = driver.make("cuGraphInstantiateWithFlags", graph, 0)
+        driver.do("cuGraphDestroy", graph)
+        driver.do("cuGraphExecDestroy", executable)
+        return graph if kind == "graph" else executable
+    driver.do("cuStreamDestroy_v2", stream)
+    return stream  # for a pool: a handle of another kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "arguments"), HANDLE_CALLS, ids=[each[1] for each in HANDLE_CALLS]
+)
+def test_a_handle_that_is_none_is_refused(
+    bench: Bench, kind: str, name: str, arguments: tuple[Any, ...]
+) -> None:
+    """Destroyed, never made, or of another kind: CUDA_ERROR_INVALID_HANDLE, and nothing is read."""
+    context = bench.contexts[0]  # no stream, event or module
+    for handle in (destroyed(bench, kind), 0xDEAD0, context):
+        given = [handle if each == "HANDLE" else each for each in arguments]
+        given = [ctypes.create_string_buffer(64) if each == "OUT" else each for each in given]
+        assert getattr(bench.driver, name)(*given) == 400
+        assert [fault.split(":")[0] for fault in bench.driver.faults] == ["invalid handle"]
+        bench.driver.fake_forget_faults()
+
+
+def test_a_graph_does_not_run_kernels_of_an_unloaded_module(bench: Bench) -> None:
+    stream = bench.stream()
+    module = bench.driver.make("cuModuleLoadData", b"fake")
+    function = bench.driver.make("cuModuleGetFunction", module, b"nothing")
+    bench.begin_capture(stream)
+    bench.driver.do("cuLaunchKernel", function, *SIZES, 0, stream, None, None)
+    graph = bench.end_capture(stream)
+    bench.launch(graph, stream)
+    bench.driver.do("cuModuleUnload", module)
+    assert bench.driver.cuGraphLaunch(graph, stream) == 400
+    bench.driver.fake_forget_faults()
+
+
+# ---- after an error --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"])
+def test_a_wait_ends_with_the_error_that_comes_meanwhile(bench: Bench, wait: str) -> None:
+    """The host function before it breaks the context, and the one after it is not called."""
+    stream, calls, is_enqueued = bench.stream(), [], threading.Event()
+
+    def break_it(_: int | None) -> None:
+        is_enqueued.wait()
+        bench.driver.fake_break(700)
+
+    first = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(break_it)
+    second = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(calls.append)
+    bench.driver.do("cuLaunchHostFunc", stream, first, 0)
+    bench.driver.do("cuLaunchHostFunc", stream, second, 0)
+    event = 0
+    if wait == "cuEventSynchronize":
+        event = bench.event(stream)
+    given = {"cuStreamSynchronize": [stream], "cuEventSynchronize": [event]}.get(wait, [])
+    is_enqueued.set()
+    assert getattr(bench.driver, wait)(*given) == 700
+    assert bench.driver.cuLaunchHostFunc(stream, second, 0) == 700
+    assert calls == []
+
+
+# ---- waits that calls do by themselves -------------------------------------------------------
+
+
+def test_frees_of_plain_memory_wait_for_the_device(bench: Bench) -> None:
+    """cuda.h: cuMemFree may wait, but for memory of a pool."""
+    driver, slow = bench.driver, bench.stream()
+    plain, pinned = bench.memory(), driver.make("cuMemHostAlloc", 64, 0)
+    pooled = driver.make("cuMemAllocAsync", 64, slow)
+    driver.do("cuStreamSynchronize", slow)
+    before = driver.fake_host_waits()
+    driver.do("fake_hold", slow)
+    driver.do("cuMemFree_v2", pooled)
+    assert driver.fake_host_waits() == before
+    assert driver.fake_held() == 1
+    driver.do("cuMemFree_v2", plain)
+    assert driver.fake_host_waits() == before + 1
+    assert driver.fake_held() == 0
+    driver.do("fake_hold", slow)
+    driver.do("cuMemFreeHost", pinned)
+    assert driver.fake_host_waits() == before + 2
+    assert driver.fake_held() == 0
+
+
+def test_a_module_goes_when_its_kernels_are_through(bench: Bench) -> None:
+    module = bench.driver.make("cuModuleLoadData", b"fake")
+    bench.driver.do("fake_hold", bench.stream())
+    bench.driver.do("cuModuleUnload", module)
+    assert bench.driver.fake_host_waits() == 1
+    assert bench.driver.fake_held() == 0
+
+
+# ---- reservations ----------------------------------------------------------------------------
+
+MIB2 = 2 << 20
+RANGE_START, RANGE_SIZE, MAPPING_SIZE, MAPPING_START = 11, 12, 18, 19
+
+
+def attribute(driver: Any, number: int, pointer: int) -> int:
+    value = ctypes.c_uint64()
+    driver.do("cuPointerGetAttribute", ctypes.byref(value), number, pointer)
+    return value.value
+
+
+def test_the_range_of_mapped_memory_is_its_reservation(public: Bench) -> None:
+    """The pools of frameworks map pieces into one reservation; its range is no one's allocation."""
+    driver = public.driver
+    pinned_on_device_0 = (ctypes.c_uint8 * 32)(1, 0, 0, 0, 0, 0, 0, 0, 1)
+    may_write = (ctypes.c_int * 3)(1, 0, 3)
+    reserved = driver.make("cuMemAddressReserve", 3 * MIB2, 0, 0, 0)
+    handle = driver.make("cuMemCreate", MIB2, pinned_on_device_0, 0)
+    mapped = reserved + MIB2
+    driver.do("cuMemMap", mapped, MIB2, 0, handle, 0)
+    driver.do("cuMemSetAccess", mapped, MIB2, may_write, 1)
+    try:
+        assert attribute(driver, RANGE_START, mapped + 100) == reserved
+        assert attribute(driver, RANGE_SIZE, mapped + 100) == 3 * MIB2
+        assert attribute(driver, MAPPING_START, mapped + 100) == mapped
+        assert attribute(driver, MAPPING_SIZE, mapped + 100) == MIB2
+        start, nbytes = ctypes.c_uint64(), ctypes.c_uint64()
+        given = [ctypes.byref(start), ctypes.byref(nbytes), mapped + 100]
+        driver.do("cuMemGetAddressRange_v2", *given)
+        assert (start.value, nbytes.value) == (mapped, MIB2)
+        stream = public.stream()
+        public.write(stream, mapped)
+        driver.do("cuStreamSynchronize", stream)
+        assert driver.cuMemFree_v2(mapped) == 1
+    finally:
+        driver.do("cuMemUnmap", mapped, MIB2)
+        driver.do("cuMemRelease", handle)
+        driver.do("cuMemAddressFree", reserved, 3 * MIB2)
+
+
+def test_the_range_of_an_allocation_is_its_own(public: Bench) -> None:
+    memory = public.memory(MIB2)
+    assert attribute(public.driver, RANGE_START, memory + 100) == memory
+    assert attribute(public.driver, RANGE_SIZE, memory + 100) == MIB2
+    public.driver.do("cuMemFree_v2", memory)
 
 
 # ---- other processes -------------------------------------------------------------------------

@@ -98,6 +98,8 @@ def test_a_result_comes_from_the_allocator_that_was_set(machine, add_one):
             assert pool.statistics().bytes_in_use == 4000
             assert set(read(machine, y)) == {1}
             del y
+            machine.finish()  # the event of its release may have been pending
+            cuda.collect()
             cuda.collect()
     finally:
         dlbridge.set_allocator("cuda", None)

@@ -306,7 +306,12 @@ def test_what_a_framework_holds_until_its_kernels_are_through_is_not_waited_for(
 def test_what_is_held_when_the_kernels_are_through_was_kept(fake_machine):
     consumer = Framework(fake_machine, fake_machine.stream())
     held = []
-    kernel = python_kernel(lambda x: held.append(consumer.from_dlpack(x).read()))
+
+    def body(x):
+        held.append(consumer.from_dlpack(x).read())
+        fake_machine.synchronise()
+
+    kernel = python_kernel(body)
     tensor = dlbridge.full((64,), 7, "uint8", device="cuda:0")
     with pytest.raises(dlbridge.KernelError, match="kept 'x' alive"):
         kernel(tensor)

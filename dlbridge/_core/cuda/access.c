@@ -386,16 +386,6 @@ void dlb_access_take_back(dlb_access *access, dlb_stream_id borrowed, bool write
     unlock(access);
 }
 
-static bool is_pending(int32_t device, dlb_stream_id stream) {
-    CUevent event = NULL;
-    if (dlb_cuda_mark(device, stream, &event) < 0)
-        return !dlb_cuda_is_gone();
-    bool is_over = event != NULL && dlb_cuda_is_over(device, event);
-    if (event != NULL)
-        dlb_cuda_reuse_event(device, event);
-    return !is_over;
-}
-
 bool dlb_access_is_busy(dlb_access *access) {
     bool is_busy = false;
     if (dlb_cuda_is_forked())
@@ -403,7 +393,7 @@ bool dlb_access_is_busy(dlb_access *access) {
     lock(access);
     for (int32_t i = 0; i < access->use_count && !is_busy; i++)
         is_busy = access->uses[i].borrowers > 0 &&
-                  is_pending(access->device, access->uses[i].stream);
+                  !dlb_cuda_is_through(access->device, access->uses[i].stream);
     unlock(access);
     return is_busy;
 }

@@ -148,6 +148,7 @@ int dlb_cuda_order(int32_t device, dlb_stream_id before, dlb_stream_id after);
 /* An event at the current end of the stream; NULL without a failure: none can be
  * recorded before a capture ends. */
 int dlb_cuda_mark(int32_t device, dlb_stream_id id, CUevent *event);
+bool dlb_cuda_is_through(int32_t device, dlb_stream_id id);
 int dlb_cuda_wait(int32_t device, dlb_stream_id id, CUevent event); /* 1: as above */
 bool dlb_cuda_is_over(int32_t device, CUevent event); /* also when the driver is gone */
 void dlb_cuda_reuse_event(int32_t device, CUevent event);

@@ -185,6 +185,25 @@ bool dlb_cuda_is_over(int32_t device, CUevent event) {
     return status == 0 || dlb_cuda_is_gone();
 }
 
+/* Whether all work of a stream is over; false for one that is captured. An event that
+ * is recorded to ask would be pending, however long the stream has had nothing to do.
+ */
+bool dlb_cuda_is_through(int32_t device, dlb_stream_id id) {
+    dlb_cuda_scope scope;
+    uint64_t captured;
+    if (dlb_cuda_enter(device, &scope) < 0)
+        return dlb_cuda_is_gone();
+    CUstream stream = handle_of(id);
+    int mode = dlb_cuda_relax();
+    bool is_through =
+        dlb_cuda_capture((dlb_stream)stream, &captured) == 0 && captured == 0 &&
+        !is_blocked(stream) &&
+        dlb_cuda_check(dlb_cuda_get()->cuStreamQuery(stream), "cuStreamQuery") == 0;
+    dlb_cuda_unrelax(mode);
+    dlb_cuda_leave(&scope);
+    return is_through || dlb_cuda_is_gone();
+}
+
 /* ---- scopes ----
  *
  * A scope is a block of Python that works on a stream: `with dlbridge.cuda.stream(s)`.

@@ -144,8 +144,11 @@ void access_begin_life(block *memory, const op *self) {
 /* ---- may it? ---- */
 
 static bool reaches(const op *self, const block *memory) {
-    if (self->device < 0 || self->is_copy || memory->kind == PINNED ||
-        memory->kind == MANAGED || memory->device == self->device)
+    if (self->device < 0 || memory->kind == PINNED || memory->kind == MANAGED)
+        return true;
+    if (memory->kind == MAPPED_MEMORY)
+        return memory->access >> (self->is_copy ? memory->device : self->device) & 1;
+    if (self->is_copy || memory->device == self->device)
         return true;
     if (memory->kind == POOL_MEMORY)
         return memory->pool->peers >> self->device & 1;

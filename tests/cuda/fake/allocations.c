@@ -50,12 +50,12 @@ API CUresult cuMemAllocHost_v2(void **pointer, size_t nbytes) {
 
 /* ---- the way back ---- */
 
-/* The driver waits for the device here. Programs that rely on it stop the host, so what
- * it does not know to be over is a fault. */
+/* The driver waits for the device here, but for memory of pools. Programs that rely on
+ * it stop the host, so what it does not know to be over is a fault. */
 static CUresult free_now(CUdeviceptr address, bool is_host) {
     block *memory = block_find(address);
     if (memory == NULL || memory->address != address || memory->kind == FOREIGN ||
-        (memory->kind == PINNED) != is_host)
+        memory->kind == MAPPED_MEMORY || (memory->kind == PINNED) != is_host)
         return refuse(INVALID_VALUE, "%#llx was not allocated so", address);
     op op;
     deferred_flush(NULL);
@@ -64,7 +64,11 @@ static CUresult free_now(CUdeviceptr address, bool is_host) {
     clock_free(&op.now);
     if (status != 0)
         return INVALID_VALUE;
-    implicit_waits++;
+    CUresult result = SUCCESS;
+    if (memory->kind != POOL_MEMORY)
+        result = host_waits_implicitly(context_primary(memory->device));
+    if (result != SUCCESS)
+        return result;
     ipc_check_free(memory);
     block_free(memory);
     return SUCCESS;
@@ -147,8 +151,9 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     struct stream *self;
     CUresult result = stream_find(stream, &self);
     block *memory = block_find(address);
-    if (result == SUCCESS && (memory == NULL || memory->address != address ||
-                              memory->kind == FOREIGN || memory->kind == PINNED))
+    if (result == SUCCESS &&
+        (memory == NULL || memory->address != address || memory->kind == FOREIGN ||
+         memory->kind == PINNED || memory->kind == MAPPED_MEMORY))
         result = refuse(INVALID_VALUE, "%#llx was not allocated so", address);
     if (result == SUCCESS && capture_of(self) != NULL && !memory->is_graphs)
         result = refuse(INVALID_VALUE,

@@ -239,8 +239,10 @@ API CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
     struct stream *self;
     CUresult result = stream_find(stream, &self);
     *graph = NULL;
-    if (result != SUCCESS || self->capture == NULL)
-        return call_end(&call, refuse(INVALID_VALUE, "no capture to end"));
+    if (result == SUCCESS && self->capture == NULL)
+        result = refuse(INVALID_VALUE, "no capture to end");
+    if (result != SUCCESS)
+        return call_end(&call, result);
     struct capture *capture = self->capture;
     result = check_end(capture, self);
     if (result == CAPTURE_WRONG_THREAD || result == CAPTURE_UNMATCHED)

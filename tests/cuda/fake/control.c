@@ -14,6 +14,7 @@ API void fake_reset(void) {
     streams_reset();
     timelines_reset();
     memory_reset();
+    reservations_reset();
     launches_reset();
     world_reset();
     world_unlock();

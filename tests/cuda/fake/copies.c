@@ -59,13 +59,8 @@ static CUresult check_pageable(struct stream *stream, const copy_work *copy) {
 }
 
 /* A copy to pageable memory returns when it is complete. */
-static void wait_for_copy(struct stream *stream) {
-    vclock now = {0};
-    clock_copy(&now, &stream->now);
-    host_waits++;
-    wait_over(&now);
-    host_reaches(&now);
-    clock_free(&now);
+static CUresult wait_for_copy(const struct stream *stream) {
+    return host_waits_for(&stream->now);
 }
 
 static CUresult copy_on(CUstream handle, const copy_work *copy) {
@@ -81,7 +76,7 @@ static CUresult copy_on(CUstream handle, const copy_work *copy) {
     work.is_prompt = is_pageable(copy->to);
     result = submit(stream, &work);
     if (result == SUCCESS && is_pageable(copy->to))
-        wait_for_copy(stream);
+        result = wait_for_copy(stream);
     return result;
 }
 
@@ -123,7 +118,7 @@ static CUresult copy_and_wait(uint64_t to, uint64_t from, size_t nbytes) {
     if (result == SUCCESS)
         result = stream_find(NULL, &legacy);
     if (result == SUCCESS && !is_pageable(to))
-        wait_for_copy(legacy);
+        result = wait_for_copy(legacy);
     return result;
 }
 

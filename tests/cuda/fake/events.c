@@ -119,15 +119,8 @@ API CUresult cuEventSynchronize(CUevent event) {
     CUresult result = check_asked(event, "cuEventSynchronize");
     if (result == SUCCESS && event->is_foreign)
         ipc_refresh(event);
-    if (result == SUCCESS) {
-        vclock now = {0};
-        host_waits++;
-        clock_copy(&now, &event->now);
-        wait_over(&now);
-        host_reaches(&now);
-        memory_synchronised();
-        clock_free(&now);
-    }
+    if (result == SUCCESS)
+        result = host_waits_for(&event->now);
     return call_end(&call, result);
 }
 

@@ -11,6 +11,9 @@
  * ordered after those is a race, however it went this time. Freed memory is never
  * handed out again.
  *
+ * Work is asynchronous: what was enqueued is pending for none or a few of the host's
+ * questions, by a seed, unless the host waits. FAKE_CUDA_SEED is another seed.
+ *
  * Faults are sentences, collected; see control.c for what tests can ask.
  *
  * One lock guards everything. It is not held while code of a test runs. */
@@ -62,7 +65,6 @@ CUresult call_end(record *call, CUresult result);
 
 uint32_t call_number(void); /* of the call in progress */
 const char *call_text(uint32_t number, char *text, size_t size);
-bool world_is_broken(void); /* a kernel has failed: nothing runs any more */
 void world_lock(void);
 void world_unlock(void);
 void fault(const char *kind, const char *format, ...)
@@ -80,6 +82,7 @@ typedef enum {
     ANY_GRAPH,
     ANY_EXEC,
     ANY_POOL,
+    ANY_ALLOCATION,
     HANDLE_KINDS,
 } handle_kind;
 
@@ -97,7 +100,9 @@ void handles_reset(void);
 void world_reset(void);
 
 extern int64_t host_waits, implicit_waits, pageable_copies;
-extern bool is_lazy; /* nothing is over before somebody waits, or fake_finish */
+CUresult world_error(void); /* what every call returns since a kernel has failed */
+extern bool is_lazy;        /* nothing is over before somebody waits, or fake_finish */
+extern uint32_t seed;       /* of how long work is pending; see holds.c */
 
 /* ---- contexts.c ---- */
 
@@ -130,7 +135,14 @@ typedef struct {
     int32_t read_count;
 } segment;
 
-typedef enum { DEVICE_MEMORY, POOL_MEMORY, MANAGED, PINNED, FOREIGN } memory_kind;
+typedef enum {
+    DEVICE_MEMORY,
+    POOL_MEMORY,
+    MANAGED,
+    PINNED,
+    FOREIGN,
+    MAPPED_MEMORY, /* into a reservation */
+} memory_kind;
 
 typedef struct block {
     uint64_t address, nbytes;
@@ -140,7 +152,10 @@ typedef struct block {
     bool is_graphs;    /* it was allocated in a capture */
     uint32_t freed_by; /* a call */
     struct pool *pool;
-    segment *segments; /* sorted; they cover the block */
+    uint64_t range_start, range_nbytes; /* the reservation; or its own */
+    struct allocation *allocation;      /* what is mapped */
+    uint32_t access;                    /* a bit for each device that may touch it */
+    segment *segments;                  /* sorted; they cover the block */
     int32_t segment_count, segment_room;
     int32_t opens;    /* of memory of another process, here */
     int32_t exported; /* its row in the arena's list of what other processes have */
@@ -158,6 +173,10 @@ block *block_find(uint64_t address); /* also a freed one; NULL: not ours */
 CUresult block_new(memory_kind kind, int32_t device, uint64_t nbytes, struct pool *pool,
                    block **out);
 block *block_adopt(uint64_t address, uint64_t nbytes, int32_t device);
+block *block_map(uint64_t address, uint64_t nbytes, int32_t device);
+bool blocks_forget(uint64_t start, uint64_t nbytes); /* false: some are in use */
+CUresult memory_charge(int32_t device, uint64_t nbytes);
+void memory_refund(int32_t device, uint64_t nbytes);
 void block_discount(block *self);
 void block_free(block *self);
 void block_revive(block *self);
@@ -168,6 +187,9 @@ void memory_reset(void);
 int64_t blocks_alive(void);
 uint64_t bytes_alive(int32_t device);
 extern uint64_t memory_limit[MAX_DEVICES];
+
+/* reservations.c */
+void reservations_reset(void);
 
 /* arena.c: address space, shared with other processes where they ask */
 uint64_t arena_take(uint64_t nbytes);
@@ -214,6 +236,9 @@ CUresult stream_find(CUstream handle, struct stream **stream);
 /* The work that a stream waits for by itself before its next operation. */
 void stream_catch_up(struct stream *self);
 void host_reaches(const vclock *now);
+CUresult host_waits_for(const vclock *now);
+/* What some calls do by themselves, or may: no order that a program could rely on. */
+CUresult host_waits_implicitly(const struct context *context);
 void streams_now(vclock *into); /* as far as all have come */
 void streams_reset(void);
 extern vclock host_now;
@@ -297,9 +322,11 @@ void deferred_reset(void);
 /* holds.c: what takes long */
 void hold_add(int32_t timeline, uint32_t time, const vclock *now, CUhostFn function,
               void *data);
+/* The host asks for it: a question that brings the device on. */
 bool is_over(const vclock *now);
-/* The host waits for all of it: the lock is let go meanwhile. */
-void wait_over(const vclock *now);
+/* The host waits for all of it: the lock is let go meanwhile. The error of the context,
+ * if there is one by then. */
+CUresult wait_over(const vclock *now);
 void holds_let_go(int32_t timeline); /* -1: all */
 void holds_finish(const vclock *now);
 void holds_reset(void);
@@ -336,6 +363,7 @@ struct function {
 #define MOST_SHARED 232448 /* with it */
 
 const kernel_entry *kernel_find(const char *name);
+bool function_is(const struct function *function); /* its module is loaded still */
 /* Whether its parameters, in a row, let it spin. */
 bool kernel_spins(const kernel_entry *kernel, const unsigned char *parameters);
 

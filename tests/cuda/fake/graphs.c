@@ -123,6 +123,17 @@ static CUresult exec_run(action *self, op *op) {
     return SUCCESS;
 }
 
+/* Code that was unloaded since the capture is not there to run. */
+static CUresult check_kernels(const struct graph *exec) {
+    for (int32_t i = 0; i < exec->node_count; i++) {
+        const action *work = &exec->nodes[i]->work;
+        if (work->run == kernel_run && !function_is(work->kernel->function))
+            return refuse(INVALID_HANDLE, "a graph with %s, whose module was unloaded",
+                          work->name);
+    }
+    return SUCCESS;
+}
+
 API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     CALL(SAFE, "cuGraphLaunch", (uintptr_t)stream)
     struct stream *self;
@@ -130,6 +141,8 @@ API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
         return call_end(&call, refuse(INVALID_HANDLE, "%p is no instance of a graph",
                                       (void *)exec));
     CUresult result = stream_find(stream, &self);
+    if (result == SUCCESS)
+        result = check_kernels(exec);
     if (result == SUCCESS && !may_launch(exec))
         result = INVALID_VALUE;
     if (result == SUCCESS) {

@@ -107,8 +107,9 @@ static CUresult check_launch(const struct function *function,
 static CUresult launch_on(CUfunction function, kernel_work *work, CUstream handle,
                           void **parameters, void **extra) {
     struct stream *stream;
-    if (!handle_is(function, ANY_FUNCTION))
-        return refuse(INVALID_HANDLE, "%p is no kernel", (void *)function);
+    if (!function_is(function))
+        return refuse(INVALID_HANDLE, "%p is no kernel, or its module was unloaded",
+                      (void *)function);
     CUresult result = stream_find(handle, &stream);
     if (result == SUCCESS)
         result = check_launch(function, stream, work);

@@ -39,6 +39,8 @@ static block *insert(uint64_t address, uint64_t nbytes, memory_kind kind,
     block *self = calloc(1, sizeof *self);
     *self =
         (block){.address = address, .nbytes = nbytes, .kind = kind, .device = device};
+    self->range_start = address;
+    self->range_nbytes = nbytes;
     self->exported = -1;
     blocks[at] = self;
     block_count++;
@@ -79,6 +81,29 @@ static CUresult charge(int32_t device, uint64_t nbytes, struct pool *pool) {
     return SUCCESS;
 }
 
+CUresult memory_charge(int32_t device, uint64_t nbytes) {
+    return charge(device, nbytes, NULL);
+}
+
+void memory_refund(int32_t device, uint64_t nbytes) {
+    in_use[device] -= nbytes;
+}
+
+/* What was unmapped there is no more. */
+bool blocks_forget(uint64_t start, uint64_t nbytes) {
+    int64_t first = position(start), end = first;
+    for (; end < block_count && blocks[end]->address < start + nbytes; end++)
+        if (!blocks[end]->is_freed)
+            return false;
+    memmove(blocks + first, blocks + end, (size_t)(block_count - end) * sizeof *blocks);
+    block_count -= end - first;
+    return true;
+}
+
+block *block_map(uint64_t address, uint64_t nbytes, int32_t device) {
+    return insert(address, nbytes, MAPPED_MEMORY, device);
+}
+
 CUresult block_new(memory_kind kind, int32_t device, uint64_t nbytes, struct pool *pool,
                    block **out) {
     if (nbytes == 0)
@@ -96,7 +121,8 @@ CUresult block_new(memory_kind kind, int32_t device, uint64_t nbytes, struct poo
 
 /* A pool gives memory that a stream frees to the next caller, whenever it happens. */
 void block_discount(block *self) {
-    if (self->is_discounted || self->kind == FOREIGN || self->kind == PINNED)
+    if (self->is_discounted || self->kind == FOREIGN || self->kind == PINNED ||
+        self->kind == MAPPED_MEMORY)
         return;
     self->is_discounted = true;
     if (self->pool != NULL) {
@@ -204,7 +230,9 @@ API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value
 
 API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value) {
     CALL(SAFE, "cuMemPoolGetAttribute")
-    if (!handle_is(pool, ANY_POOL) || attribute < 1 || attribute > 8)
+    if (!handle_is(pool, ANY_POOL))
+        return call_end(&call, refuse(INVALID_HANDLE, "no memory pool"));
+    if (attribute < 1 || attribute > 8)
         return call_end(&call, INVALID_VALUE);
     if (attribute < 4) {
         *(int *)value = 1;

@@ -52,11 +52,15 @@ API CUresult cuLibraryLoadData(CUlibrary *library, const void *image, void *opti
     return call_end(&call, load(library, image, NULL));
 }
 
+/* Kernels of the module may be running: the driver waits before it takes their code. */
 static CUresult unload(struct module *module) {
     if (!handle_is(module, ANY_MODULE))
         return refuse(INVALID_HANDLE, "%p is no module", (void *)module);
-    handle_retire(module, ANY_MODULE);
-    return SUCCESS;
+    CUresult result = host_waits_implicitly(module->context);
+    deferred_flush(NULL);
+    if (result == SUCCESS)
+        handle_retire(module, ANY_MODULE);
+    return result;
 }
 
 API CUresult cuModuleUnload(CUmodule module) {
@@ -67,6 +71,15 @@ API CUresult cuModuleUnload(CUmodule module) {
 API CUresult cuLibraryUnload(CUlibrary library) {
     CALL(UNSAFE, "cuLibraryUnload")
     return call_end(&call, unload(library));
+}
+
+bool function_is(const struct function *function) {
+    return handle_is(function, ANY_FUNCTION) && handle_is(function->module, ANY_MODULE);
+}
+
+static CUresult no_function(const struct function *function) {
+    return refuse(INVALID_HANDLE, "%p is no kernel, or its module was unloaded",
+                  (const void *)function);
 }
 
 static CUresult get_function(CUfunction *function, struct module *module,
@@ -96,8 +109,10 @@ API CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char 
 API CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
     CALL(SAFE, "cuKernelGetFunction")
     struct context *context = context_current();
-    if (!handle_is(kernel, ANY_FUNCTION) || context == NULL)
-        return call_end(&call, refuse(INVALID_HANDLE, "no kernel, or no context"));
+    if (context == NULL)
+        return call_end(&call, refuse(INVALID_CONTEXT, "no current context"));
+    if (!function_is(kernel))
+        return call_end(&call, no_function(kernel));
     *function = handle_new(ANY_FUNCTION, sizeof **function);
     **function = (struct function){kernel->module, context, kernel->kernel,
                                    kernel->shared_limit};
@@ -109,8 +124,8 @@ API CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
 /* MAX_THREADS_PER_BLOCK 0, SHARED_SIZE_BYTES 1, NUM_REGS 4, PTX_VERSION 5,
  * BINARY_VERSION 6, MAX_DYNAMIC_SHARED_SIZE_BYTES 8 */
 static CUresult get_attribute(int *value, int attribute, CUfunction function) {
-    if (!handle_is(function, ANY_FUNCTION))
-        return refuse(INVALID_HANDLE, "%p is no kernel", (void *)function);
+    if (!function_is(function))
+        return no_function(function);
     const int known[] = {1024, function->kernel->statics, 0, 0, 16, 90, 90,
                          0,    function->shared_limit};
     *value = attribute >= 0 && attribute <= 8 ? known[attribute] : 0;
@@ -118,8 +133,8 @@ static CUresult get_attribute(int *value, int attribute, CUfunction function) {
 }
 
 static CUresult set_attribute(CUfunction function, int attribute, int value) {
-    if (!handle_is(function, ANY_FUNCTION))
-        return refuse(INVALID_HANDLE, "%p is no kernel", (void *)function);
+    if (!function_is(function))
+        return no_function(function);
     if (attribute == 8 &&
         (value < 0 || value > MOST_SHARED - function->kernel->statics))
         return INVALID_VALUE;
@@ -152,8 +167,8 @@ API CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel,
 
 static CUresult get_parameter(CUfunction function, size_t index, size_t *offset,
                               size_t *size) {
-    if (!handle_is(function, ANY_FUNCTION))
-        return refuse(INVALID_HANDLE, "%p is no kernel", (void *)function);
+    if (!function_is(function))
+        return no_function(function);
     const char *sizes = function->kernel->sizes;
     size_t at = 0;
     if (index >= strlen(sizes))
@@ -180,8 +195,8 @@ API CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset,
 
 API CUresult cuFuncGetName(const char **name, CUfunction function) {
     CALL(SAFE, "cuFuncGetName")
-    if (!handle_is(function, ANY_FUNCTION))
-        return call_end(&call, refuse(INVALID_HANDLE, "no kernel"));
+    if (!function_is(function))
+        return call_end(&call, no_function(function));
     *name = function->kernel->name;
     return call_end(&call, SUCCESS);
 }

@@ -16,6 +16,8 @@ enum {
     ALLOWED_HANDLES,
     ACCESS_FLAGS = 16,
     MEMPOOL_HANDLE = 17,
+    MAPPING_SIZE,
+    MAPPING_START,
 };
 
 static void put(void *value, const void *found, size_t size) {
@@ -65,9 +67,15 @@ static CUresult get(void *value, int attribute, CUdeviceptr pointer,
         put_bool(value, memory->kind == DEVICE_MEMORY);
         return SUCCESS;
     case RANGE_START:
-        put_address(value, memory->address);
+        put_address(value, memory->range_start);
         return SUCCESS;
     case RANGE_SIZE:
+        put_address(value, memory->range_nbytes);
+        return SUCCESS;
+    case MAPPING_START:
+        put_address(value, memory->address);
+        return SUCCESS;
+    case MAPPING_SIZE:
         put_address(value, memory->nbytes);
         return SUCCESS;
     case MAPPED:

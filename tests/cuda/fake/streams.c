@@ -174,11 +174,27 @@ API CUresult cuStreamQuery(CUstream stream) {
     return call_end(&call, result);
 }
 
-static void host_waits_for(vclock *now) {
+CUresult host_waits_for(const vclock *moment) {
+    vclock now = {0}; /* an event may be recorded again meanwhile */
     host_waits++;
-    wait_over(now);
-    host_reaches(now);
-    memory_synchronised();
+    clock_copy(&now, moment);
+    CUresult result = wait_over(&now);
+    if (result == SUCCESS) {
+        host_reaches(&now);
+        memory_synchronised();
+    }
+    clock_free(&now);
+    return result;
+}
+
+CUresult host_waits_implicitly(const struct context *context) {
+    vclock now = {0};
+    host_waits++;
+    implicit_waits++;
+    gather(&now, context, true);
+    CUresult result = wait_over(&now);
+    clock_free(&now);
+    return result;
 }
 
 API CUresult cuStreamSynchronize(CUstream stream) {
@@ -186,11 +202,8 @@ API CUresult cuStreamSynchronize(CUstream stream) {
     WITH_STREAM
     result = check_idle(self, "cuStreamSynchronize");
     if (result == SUCCESS) {
-        vclock now = {0};
         stream_catch_up(self);
-        clock_copy(&now, &self->now);
-        host_waits_for(&now);
-        clock_free(&now);
+        result = host_waits_for(&self->now);
     }
     return call_end(&call, result);
 }
@@ -204,7 +217,7 @@ API CUresult cuCtxSynchronize(void) {
     CUresult result = capture_check_context(context);
     if (result == SUCCESS) {
         gather(&now, context, true);
-        host_waits_for(&now);
+        result = host_waits_for(&now);
         clock_free(&now);
     }
     return call_end(&call, result);

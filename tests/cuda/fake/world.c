@@ -6,6 +6,7 @@
 
 int64_t host_waits, implicit_waits, pageable_copies;
 bool is_lazy;
+uint32_t seed;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUresult broken; /* what every call returns after a kernel has failed */
@@ -24,8 +25,8 @@ static struct {
     int32_t result, after, times;
 } failure;
 
-bool world_is_broken(void) {
-    return broken != SUCCESS;
+CUresult world_error(void) {
+    return broken;
 }
 
 void world_lock(void) {
@@ -229,7 +230,14 @@ API void fake_set_lazy(int lazy) {
     is_lazy = lazy;
 }
 
+/* How long work is pending is decided by it: the same for each run of a program. */
+API void fake_set_seed(uint32_t number) {
+    seed = number;
+}
+
 void world_reset(void) {
+    const char *text = getenv("FAKE_CUDA_SEED");
+    seed = text != NULL ? (uint32_t)strtoul(text, NULL, 10) : 1;
     while (fault_count > 0)
         free(faults[--fault_count]);
     call_total = 0;
