@@ -63,7 +63,7 @@ def peak(run: Callable[[], object], most: int) -> int:
     """
     taken = []
     for _ in range(3):
-        tracemalloc.start()  # counts what is allocated from now on: no need to collect garbage before
+        tracemalloc.start()  # counts from now on: no need to collect garbage before
         try:
             run()
             taken.append(tracemalloc.get_traced_memory()[1])
