@@ -275,7 +275,7 @@ class UfuncCall(NamedTuple):
     """A node of a run on NumPy's inner loops.
 
     Attributes:
-        ufunc: its name in NumPy.
+        ufunc: its name for `find_ufunc`.
         operands: the values it takes.
         function: is called instead where the loops cannot run; by default the ufunc.
         folds: whether the ufunc is applied to any number of operands from left to right. They must
@@ -286,6 +286,16 @@ class UfuncCall(NamedTuple):
     operands: Sequence[int]
     function: Callable[..., Any] | None = None
     folds: bool = False
+
+
+def find_ufunc(name: str) -> np.ufunc:
+    """Return the ufunc of a name: ours, which NumPy lacks, or NumPy's.
+
+    >>> find_ufunc("sigmoid")(np.zeros(2, "f4"))
+    array([0.5, 0.5], dtype=float32)
+    """
+    found: np.ufunc = native.sigmoid if name == "sigmoid" else getattr(np, name)
+    return found
 
 
 @cache
@@ -301,9 +311,7 @@ def result_dtype(ufunc: str, *dtypes: np.dtype) -> np.dtype | None:
     True
     """
     try:
-        loops = native.Loops(
-            dtypes, ((getattr(np, ufunc), (*range(len(dtypes)),)),), (len(dtypes),)
-        )
+        loops = native.Loops(dtypes, ((find_ufunc(ufunc), (*range(len(dtypes)),)),), (len(dtypes),))
     except TypeError:
         return None
     found: np.dtype = loops.dtypes[0]
@@ -344,7 +352,7 @@ def make_loops(
     array([3., 3.], dtype=float32)
     """
     called = tuple(
-        [(each.function or getattr(np, each.ufunc), tuple(each.operands)) for each in instructions]
+        [(each.function or find_ufunc(each.ufunc), tuple(each.operands)) for each in instructions]
     )
     make = partial(_one_by_one, len(inputs), called, tuple(outputs), single, on_error)
     one_by_one = make() if small_torch else _without_warnings(make)
@@ -369,7 +377,7 @@ def _unfolded(
     steps: list[tuple[Any, ...]] = []
     numbers = list(range(count))
     for each in instructions:
-        ufunc, operands = getattr(np, each.ufunc), [numbers[k] for k in each.operands]
+        ufunc, operands = find_ufunc(each.ufunc), [numbers[k] for k in each.operands]
         if each.folds:
             total, *others = operands
             for other in others:

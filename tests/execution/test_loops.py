@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from measuring import growth
 
 from dlbridge._core import native
-from dlbridge.execution.plan import UfuncCall, make_loops, result_dtype
+from dlbridge.execution.plan import UfuncCall, find_ufunc, make_loops, result_dtype
 
 F4, F8, I4 = np.dtype("f4"), np.dtype("f8"), np.dtype("i4")
 PLAIN = "?bBhHiIlLqQefdFD"
@@ -238,6 +238,41 @@ def test_random_runs_agree_with_numpy(data: st.DataObject) -> None:
     expected = one_by_one(named, outputs, inputs)
     for _ in range(2):
         assert_same(run(*inputs), expected)
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_sigmoid_gives_the_bits_of_numpys_four_steps(kind: str) -> None:
+    sigmoid = find_ufunc("sigmoid")
+    edges = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        88.7,
+        -88.7,
+        104.0,
+        -104.0,
+        800.0,
+        -800.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ]
+    x = np.concatenate([edges, np.random.default_rng(0).normal(0, 20, 2000)]).astype(kind)
+    one = x.dtype.type(1)
+    with np.errstate(all="ignore"):
+        steps = one / (one + np.exp(-x))
+        assert steps.tobytes() == sigmoid(x).tobytes()
+        np.testing.assert_array_equal(sigmoid(x[::-3]), steps[::-3])
+        np.testing.assert_array_equal(
+            sigmoid(x[:1500].reshape(3, 500).T), steps[:1500].reshape(3, 500).T
+        )
+        into = np.zeros((len(x), 2), kind)
+        assert sigmoid(x, out=into[:, 1]).base is into
+        np.testing.assert_array_equal(into[:, 1], steps)
+        assert not into[:, 0].any()
+        np.testing.assert_array_equal(sigmoid(x, out=x), steps)
+    assert sigmoid(np.empty((0, 3), kind)).shape == (0, 3)
 
 
 def test_operands_of_several_sizes_do_not_share_memory() -> None:

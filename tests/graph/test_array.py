@@ -622,3 +622,23 @@ def test_values_and_errors_are_tensorflows(
                 assert value.shape == want.shape, case.name
                 assert value.dtype == want.dtype, case.name
                 np.testing.assert_array_equal(value, want, case.name)
+
+
+@pytest.mark.parametrize("sizes", [[2, 2], [1, 3]])
+def test_parts_of_small_arrays_are_compact(sizes: list[int]) -> None:
+    """The nodes after them then run on NumPy's inner loops; for large arrays it is not worth it."""
+
+    def is_compact(part: np.ndarray) -> np.bool:
+        return np.bool(part.flags.c_contiguous)
+
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [None, 4])
+        parts = tf.split(x + x, sizes, 1)
+        seen = [tf.py_func(is_compact, [part], tf.bool) for part in parts]
+        session = tf.Session(graph=graph)
+    for rows, wanted in ((3, True), (1 << 14, False)):
+        fed = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
+        found, compact = session.run((parts, seen), {x: fed})
+        for part, expected in zip(found, np.split(fed + fed, [sizes[0]], 1), strict=True):
+            np.testing.assert_array_equal(part, expected)
+        assert compact == [wanted] * len(parts)

@@ -21,6 +21,9 @@ PyObject *dlb_join(PyObject *module, PyObject *buffers);
 extern PyTypeObject dlb_ProgramType, dlb_FeedType, dlb_FetchType, dlb_LoopsType;
 int dlb_loops_start(void);
 
+/* ---- ufuncs.c: `sigmoid` of the module ---- */
+int dlb_ufuncs_start(PyObject *module);
+
 /* ---- calls.c ---- */
 extern PyTypeObject dlb_QuietType, dlb_LookupType;
 

@@ -132,7 +132,7 @@ def unpack(node: Node, context: Context) -> Function:
 
 @kernel("Split", host=(0,))
 def split(node: Node, context: Context) -> Function:
-    count = node.attrs["num_split"]
+    count, cut = node.attrs["num_split"], _cutter(context)
 
     def split(axis: Any, x: Any) -> Any:
         place = normalize_axis(int(axis.item()), len(x.shape), node)
@@ -143,16 +143,18 @@ def split(node: Node, context: Context) -> Function:
                 f"split_dim {place} (size = {extent}) and num_split {count}",
                 node,
             )
-        return _cut(x, place, [extent // count] * count)
+        return cut(x, place, [extent // count] * count)
 
     return split
 
 
 @kernel("SplitV", host=(1, 2))
 def split_v(node: Node, context: Context) -> Function:
+    cut = _cutter(context)
+
     def split(x: Any, sizes: Any, axis: Any) -> Any:
         place = normalize_axis(int(axis.item()), len(x.shape), node)
-        return _cut(
+        return cut(
             x,
             place,
             _split_sizes(
@@ -161,6 +163,22 @@ def split_v(node: Node, context: Context) -> Function:
         )
 
     return split
+
+
+# Elements: below, a copy costs less than what comes after it gains from compact memory.
+_COPIED = 1 << 15
+
+
+def _cutter(context: Context) -> Function:
+    """Return the function that cuts: views, but NumPy's inner loops need compact memory."""
+    return _cut_compact if context.framework == "numpy" else _cut
+
+
+def _cut_compact(x: Any, axis: int, sizes: list[int]) -> Any:
+    parts = _cut(x, axis, sizes)
+    if axis == 0 or x.size > _COPIED or len(sizes) == 1:
+        return parts
+    return tuple([np.ascontiguousarray(part) for part in parts])
 
 
 def _cut(x: Any, axis: int, sizes: list[int]) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from array_api_compat import numpy as xp
 
 from dlbridge._core import ffi, lib
+from dlbridge.execution.plan import find_ufunc
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import (
     Array,
@@ -31,7 +32,7 @@ from dlbridge.graph.ops.kernels import (
 from dlbridge.graph.ops.kernels.images import is_resized, neighbours, sizes
 from dlbridge.graph.ops.kernels.linear import batch_product, contraction, matrix_product
 from dlbridge.graph.ops.windows import Axis, padded, tap
-from dlbridge.proto.datatypes import DataType, float64
+from dlbridge.proto.datatypes import DataType, float32, float64
 
 # ---- element-wise functions ----------------------------------------------------------------------
 
@@ -67,10 +68,12 @@ def relu6(node: Node, context: Context) -> Function:
     return run
 
 
-@kernel("Sigmoid", framework="numpy")
+@kernel("Sigmoid", framework="numpy", ufunc="sigmoid")
 def sigmoid(node: Node, context: Context) -> Function:
-    """The same as for all, in one array."""
+    """The same as for all, in one pass, or in one array where the ufunc has no loop."""
     kind = element(node)
+    if kind in (float32, float64):
+        return find_ufunc("sigmoid")
     one = number(context, 1, wider(kind))
 
     def run(x: Any) -> Any:
