@@ -250,15 +250,18 @@ def test_a_version_that_is_otherwise_is_not_proved(
 ) -> None:
     """A crash of the child, or a promise that does not hold, is an answer, and nothing is kept."""
     monkeypatch.setenv("DLBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
-    for body, why in (("import os; os.abort()", "status -6"), ("raise SystemExit('x')", "x")):
-        child = tmp_path / "child.py"
-        child.write_text(body)
+    children = {
+        "aborting": ("import os; os.abort()", "status -6"),
+        "ending": ("raise SystemExit('x')", "x"),
+    }
+    for name, (body, why) in children.items():
+        (tmp_path / f"{name}.py").write_text(body)
         said = run_python(
             f"""
             import sys
             from dlbridge.errors import DLBridgeError
             from dlbridge.frameworks.torch import proving
-            proving.__name__ = "child"
+            proving.__name__ = {name!r}
             sys.path.insert(0, {str(tmp_path)!r})
             try:
                 proving.prove()
