@@ -71,10 +71,11 @@ class Hosts(NamedTuple):
         os.kill(process, 9)
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str) -> str:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode != 0:
         raise NoHostsError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 @contextmanager
@@ -102,10 +103,21 @@ def hosts() -> Iterator[Hosts]:
             _ip(*of, "addr", "add", f"10.77.0.{number}/24", "dev", "e0")
             _ip(*of, "link", "set", "e0", "up")
             _ip(*of, "link", "set", "lo", "up")
+        for number in "12":
+            _wait_for_link(prefix + number)
         launcher = made.folder / "launch"
         launcher.write_text(_LAUNCHER.format(folder=name, prefix=prefix))
         launcher.chmod(0o755)
         yield made
+
+
+def _wait_for_link(host: str) -> None:
+    """Return when the kernel says that the link is up, which it does a moment after it was set."""
+    end = time.monotonic() + 10.0
+    while " state UP " not in _ip("-n", host, "link", "show", "e0"):
+        if time.monotonic() > end:
+            raise NoHostsError(f"the link of {host} does not come up")
+        time.sleep(0.01)
 
 
 def _remove(name: str) -> None:
