@@ -189,11 +189,13 @@ class Tiny(Copies):
 
     def __post_init__(self) -> None:
         for name, text in {
+            "dlbridge/__init__.py": "",  # else the package that is installed comes before it
+            "dlbridge/proto/__init__.py": "",
             "dlbridge/proto/sizes.py": MODULE,
             "tests/proto/test_s.py": TEST,
         }.items():
             path = self.unchanged / name
-            path.parent.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
 
