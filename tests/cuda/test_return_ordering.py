@@ -120,6 +120,8 @@ def test_two_exports_to_one_stream_are_two_uses(machine):
     first, second = consumer.from_dlpack(tensor), consumer.from_dlpack(tensor)
     del tensor
     first.free()
+    machine.finish()  # what the first export may have had to wait for is over
+    assert cuda.collect() == 0
     assert producer.pool.given_back == 0
     result = second.copy(slow=True)
     second.free()
