@@ -286,7 +286,7 @@ bench: .venv/.test
 
 # The site, build/docs/index.html: its examples run, and what they print stands on the pages.
 docs: .venv-docs/.ready
-	.venv-docs/bin/python -m sphinx -W --keep-going -q -b html docs build/docs
+	.venv-docs/bin/python -m sphinx -W --keep-going -j auto -b html docs build/docs
 	.venv-docs/bin/python docs/links.py build/docs
 
 wheel: .venv/.test
