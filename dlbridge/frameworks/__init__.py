@@ -40,6 +40,16 @@ _row("mxnet", "MXNet", "NDArray")
 _row("dlbridge", "dlbridge", "Tensor")
 
 
+def names() -> list[str]:
+    """Return the names of all frameworks, in the order of the rows; dlbridge itself is none."""
+    return [row.name for row in registry.rows() if row.name != "dlbridge"]
+
+
+def installed() -> list[str]:
+    """Return the names of the frameworks that can be imported here, in the order of the rows."""
+    return [name for name in names() if adapter.is_installed(name)]
+
+
 def _tell_torch(what: str) -> None:
     getattr(registry.load(import_module, f"{__name__}.torch.data"), what)()
 
@@ -52,7 +62,8 @@ def _tell_einops() -> None:
     registry.load(import_module, f"{__name__}.einops")
 
 
-# Programs that use Tensors with these tools alone would never ask for an adapter.
+# Programs that use Tensors with these tools alone would never ask for an adapter. Last of all, since
+# where such a tool is imported already, the adapter is imported here.
 for _module, _tell in (
     ("torch.utils.data._utils.collate", partial(_tell_torch, "let_collate")),
     ("torch.serialization", partial(_tell_torch, "let_load")),
@@ -63,13 +74,3 @@ for _module, _tell in (
         _tell()
     else:
         registry.after_import(_module, _tell)
-
-
-def names() -> list[str]:
-    """Return the names of all frameworks, in the order of the rows; dlbridge itself is none."""
-    return [row.name for row in registry.rows() if row.name != "dlbridge"]
-
-
-def installed() -> list[str]:
-    """Return the names of the frameworks that can be imported here, in the order of the rows."""
-    return [name for name in names() if adapter.is_installed(name)]

@@ -89,3 +89,19 @@ def test_an_array_that_is_written_in_the_graph_is_the_callers(torch: Any) -> Non
     )
     compiled(given)
     np.testing.assert_array_equal(given, [1, 1, 1])
+
+
+@pytest.mark.subprocess
+def test_dlbridge_may_be_imported_after_dynamo(run_python: Any) -> None:
+    """As in a program that imports a library of models first."""
+    run_python(
+        """
+        import numpy as np, torch, torch._dynamo, torch.utils.data
+        import dlbridge
+
+        double = torch.compile(
+            lambda x: dlbridge.to_numpy(x) * 2, backend="eager", fullgraph=True
+        )
+        assert double(torch.ones(3)).tolist() == [2, 2, 2]
+        """
+    ).check()

@@ -538,6 +538,35 @@ def test_the_safe_reader_of_torch_reads_protocol_2() -> None:
             loaded(value, protocol)
 
 
+@pytest.mark.fact(46)
+@pytest.mark.subprocess
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="torch has no torch.compiler.disable with a reason"
+)
+def test_torch_compile_makes_read_only_arrays_writable(run_python: Any) -> None:
+    """Without dlbridge as well: the flag is gone once dynamo has looked at the array."""
+    run_python(
+        """
+        import numpy as np, torch
+
+        x = np.zeros(3, np.float32)
+        x.flags.writeable = False
+        torch.compile(lambda x: torch.from_numpy(x) + 1, backend="eager")(x)
+        assert x.flags.writeable
+        x.flags.writeable = False
+
+        import dlbridge
+        convert = torch.compile(dlbridge.to_torch, backend="eager", fullgraph=True)
+        try:
+            convert(x)
+        except RuntimeError as error:
+            assert "outside of the compiled function" in str(error)
+        else:
+            raise AssertionError("read-only memory was shared")
+        """
+    ).check()
+
+
 CRASH = """
 import numpy as np
 import torch

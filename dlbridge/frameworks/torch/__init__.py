@@ -106,6 +106,13 @@ class Torch(Framework):
             "copied, or refused: alignment",
             "Copy such arrays with numpy.array first",
         ),
+        Quirk(
+            46,
+            "2.13",
+            "torch.compile makes read-only NumPy arrays writable",
+            "not known between two graphs; refused under fullgraph=True",
+            "Convert read-only arrays outside of the compiled function",
+        ),
     )
     expressions = Expressions(
         {"torch": "torch"},
