@@ -62,8 +62,8 @@ def _tell_einops() -> None:
     registry.load(import_module, f"{__name__}.einops")
 
 
-# Programs that use Tensors with these tools alone would never ask for an adapter. Last of all, since
-# where such a tool is imported already, the adapter is imported here.
+# Programs that use Tensors with these tools alone would never ask for an adapter. This comes last,
+# since an adapter is imported here where its tool already is.
 for _module, _tell in (
     ("torch.utils.data._utils.collate", partial(_tell_torch, "let_collate")),
     ("torch.serialization", partial(_tell_torch, "let_load")),
