@@ -740,10 +740,15 @@ def interrupted_anywhere() -> None:
     rank, size = mpi.rank(), mpi.size()
     beside = (rank + 1) % size, (rank - 1) % size
     random = np.random.default_rng(rank)
-    interrupted, before = 0, []
+    interrupted, before, may_raise = 0, [], False
 
     def interrupt(_number: int, _frame: Any) -> None:
+        nonlocal may_raise
+        if not may_raise:  # an alarm of the call before, which came late
+            return
         if any(each not in before for each in engine().active):
+            may_raise = False  # once for each call
+            signal.setitimer(signal.ITIMER_REAL, 0)
             raise KeyboardInterrupt
         signal.setitimer(signal.ITIMER_REAL, 1e-4)  # the call has not begun
 
@@ -760,12 +765,14 @@ def interrupted_anywhere() -> None:
             if rank == 0:
                 time.sleep(random.uniform(0, 1e-3))
             before = list(engine().active)
+            may_raise = True
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
                 call()
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                may_raise = False
             except KeyboardInterrupt:
                 interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one may be on its way
     for each in list(engine().active):
         engine().wait(each)
@@ -774,6 +781,58 @@ def interrupted_anywhere() -> None:
         check(mpi.allreduce(x), x * size)
     signal.signal(signal.SIGALRM, usual)
     assert rank == 0 or interrupted > 20, interrupted
+
+
+def interrupted_at_each_instruction() -> None:
+    """Rank 0 is interrupted once at each point of a call; what it has begun is under way.
+
+    Rank 1 makes the call when rank 0 says that it has begun, so that none can be over before.
+    """
+    rank, world = mpi.rank(), import_module("mpi4py.MPI").COMM_WORLD
+    folder = str(Path(mpi.__file__).parent)
+    left, point = 0, ""
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left, point
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                point = frame.f_code.co_name
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    def run(call: Any, count: int) -> None:
+        nonlocal left
+        left = count
+        sys.settrace(trace)
+        try:
+            call()
+        finally:
+            sys.settrace(None)
+
+    small, large = np.ones(3), np.ones(30000)
+    calls = [partial(mpi.allreduce, x) for x in (small, large)]
+    calls += [partial(mpi.reduce, large, "max"), partial(mpi.sendrecv, large, 1 - rank, 1 - rank)]
+    for call in calls:
+        if rank == 1:
+            while world.recv(source=0):
+                call()
+                check(mpi.allreduce(small), small * 2)
+            continue
+        point = ""
+        for count in range(1, 100000):
+            with pytest.raises(KeyboardInterrupt):
+                run(call, count)
+            if engine().active:
+                world.send(True, 1)
+                check(mpi.allreduce(small), small * 2)
+                assert not engine().active, point
+            if point == "_wait_a_while":
+                break
+        world.send(False, 1)
 
 
 def wait_for(requests: list[mpi.Request]) -> None:

@@ -59,6 +59,7 @@ ALONE = {
     "every_framework": 3,
     "huge": 2,
     "first_use_in_threads": 2,
+    "interrupted_at_each_instruction": 2,
     "started": 2,
     "torch_gradients": 2,
     "torch_order": 2,
