@@ -17,7 +17,7 @@ Each call has a form that does not wait, `iallreduce` for `allreduce`: it return
 
 `bcast`, `allreduce`, `allgather`, `reduce_scatter` and `alltoall` are differentiable, and may stand
 in `jax.jit`, `jax.grad`, `torch.compile` and torch's autograd: there they are operators that run in
-the order of the program, with `out` left away. Of the reductions, sums have a gradient.
+the order of the program, with `out` left away. Of the reductions, sums and means have a gradient.
 
 Arguments that all have:
 
@@ -307,7 +307,8 @@ def allreduce(
 
     Args:
         x: this rank's tensor.
-        op: "sum", "prod", "min", "max" (not of complex numbers), or "and", "or", "xor" (of
+        op: "sum", "mean" (of floating-point and complex numbers: the sum, divided by the number of
+            ranks), "prod", "min", "max" (not of complex numbers), or "and", "or", "xor" (of
             integers and bool). As in NumPy, the sum of bool is their "or", the product their
             "and", and a NaN stays one. Every step is rounded to the dtype, float16, bfloat16 and
             float8 included.

@@ -168,6 +168,11 @@ def _reduce(
     call = _require_tensor(prepare(name, x, out if is_root else None, result, arguments))
     kind = call.kind
 
+    def finish(made: native.TensorBase) -> Any:
+        assert dtype is not None
+        reductions.finish(op, dtype, made, over.size)
+        return call.finish(made)
+
     def small(operation: Operation) -> Steps:
         assert kind is not None
         assert call.source is not None
@@ -184,7 +189,7 @@ def _reduce(
             return None
         made = call.receive(kind)
         np.asarray(raw_bytes(made))[:] = np.frombuffer(ballot.payload, np.uint8)
-        return call.finish(made)
+        return finish(made)
 
     def large(operation: Operation) -> Steps:
         assert kind is not None
@@ -203,10 +208,10 @@ def _reduce(
             return over.collective.Ireduce(sent, received, operator, root)
 
         yield from exchange(over, operation, post, call.source.tensor, target)
-        return call.finish(target) if target is not None else None
+        return finish(target) if target is not None else None
 
     if call.error is None:
-        key = op if root is None else (op, root)
+        key = reductions.known_as(op, root)
         learn_call(key, partial(reductions.quick, op, digest(name, arguments)))
         assert call.source is not None
         assert dtype is not None
@@ -214,7 +219,7 @@ def _reduce(
             return start(call, over, small if call.source.tensor.nbytes <= MOST else large)
         call, state = _add_values(call, over, QUICK.calls[key], state)
     ballot = call.ballot(over, state=state)
-    return start(call, over, partial(_reduce_values, call, over, ballot))
+    return start(call, over, partial(_reduce_values, over, ballot, finish))
 
 
 def _add_values(call: Call, over: Channel, how: Any, state: State) -> tuple[Call, State]:
@@ -233,12 +238,17 @@ def _add_values(call: Call, over: Channel, how: Any, state: State) -> tuple[Call
     return call, call.ballot(over, values=values).state
 
 
-def _reduce_values(call: Call, over: Channel, ballot: Ballot, operation: Operation) -> Steps:
+def _reduce_values(
+    over: Channel,
+    ballot: Ballot,
+    finish: Callable[[native.TensorBase], Any],
+    operation: Operation,
+) -> Steps:
     """Agree; the values are reduced by then."""
     yield from agree(over, operation, ballot)
     result = ballot.state.result
     assert result is not None
-    return call.finish(result)
+    return finish(result)
 
 
 def _require_tensor(call: Call) -> Call:
@@ -279,6 +289,7 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any) -> Request:
 
         if target.nbytes:
             yield from exchange(over, operation, post, call.source.tensor, target)
+        reductions.finish(op, dtype, target, over.size)
         return call.finish(target)
 
     return start(call, over, steps)

@@ -1,7 +1,7 @@
 """The collectives as operators of frameworks that trace or differentiate: results and gradients.
 
 An operator is named by its parameters alone (`Parameters`), so that programs can hold them. All of
-them but reductions other than sums are linear in the tensors of all ranks; their transposes are
+them but reductions other than sums and means are linear in the tensors of all ranks; their transposes are
 collectives again, which all ranks make in the backward pass.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from dlbridge import registry
 from dlbridge.errors import ArgumentError
-from dlbridge.mpi import collectives
+from dlbridge.mpi import collectives, reductions
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.values import give, take
 from dlbridge.tensor.values import raw_bytes
@@ -27,7 +27,8 @@ class Parameters(NamedTuple):
 
     Attributes:
         name: "allreduce" and so on; "reduce" has zeros on ranks other than the root.
-        op: of reductions, "" for the others.
+        op: of reductions; of others "", or "mean" where the result is divided by the number of
+            ranks, which is the gradient of a mean.
         root: of bcast and reduce, else 0.
         comm: the number of the communicator, see `number_of`.
     """
@@ -71,6 +72,8 @@ def result_shape(shape: tuple[Any, ...], what: Parameters) -> tuple[Any, ...]:
 
 def run(x: Any, what: Parameters) -> Any:
     """Make the collective with values, and wait for it."""
+    if what.op == "mean" and what.name in ("bcast", "allgather"):
+        return _divided(run(x, what._replace(op="")), what)
     comm = what.communicator
     if what.name == "allreduce":
         return collectives.iallreduce(comm, x, what.op, None).wait()
@@ -92,6 +95,14 @@ def _zeros(x: Any) -> Any:
     return give(made, source.framework, source.device)
 
 
+def _divided(x: Any, what: Parameters) -> Any:
+    source = take(what.name, x)
+    made = source.tensor.copy()
+    dtype = reductions.numpy_dtype(what.name, what.op, source.kind)
+    reductions.divide(dtype, made, channel(what.name, what.communicator).size)
+    return give(made, source.framework, source.device)
+
+
 _TRANSPOSES = {
     "allreduce": "allreduce",
     "reduce": "bcast",
@@ -106,13 +117,15 @@ def transpose(what: Parameters) -> Parameters:
     """Return the collective that takes the gradients of the results to those of the tensors.
 
     Raises:
-        ArgumentError: it is no sum.
+        ArgumentError: it is neither a sum nor a mean.
     """
-    if what.op not in ("", "sum"):
+    if what.op not in ("", "sum", "mean"):
         raise ArgumentError(
-            f"{what.name}: {what.op} has no gradient, only sum has; pass a tensor that requires "
-            "none (x.detach() in torch, jax.lax.stop_gradient(x) in JAX)"
+            f"{what.name}: {what.op} has no gradient, only sum and mean have; pass a tensor that "
+            "requires none (x.detach() in torch, jax.lax.stop_gradient(x) in JAX)"
         )
     name = _TRANSPOSES[what.name]
+    if what.op == "mean":
+        return what._replace(name=name)
     op = "sum" if name in ("allreduce", "reduce", "reduce_scatter") else ""
     return what._replace(name=name, op=op)

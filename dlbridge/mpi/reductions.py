@@ -18,6 +18,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.mpi.channel import Channel
 from dlbridge.mpi.values import Kind, dtype_of
 from dlbridge.signals import is_from_handler
+from dlbridge.tensor.values import raw_bytes
 
 
 class Reduction(NamedTuple):
@@ -39,9 +40,11 @@ class Reduction(NamedTuple):
 _INTEGER = frozenset(("integer",))
 _BITS = _INTEGER | {"bool"}
 _ORDERED = _BITS | {"real"}
-_ADDED = frozenset(("integer", "real", "complex"))
+_INEXACT = frozenset(("real", "complex"))
+_ADDED = _INTEGER | _INEXACT
 REDUCTIONS = {
     "sum": Reduction(np.add, "SUM", _ADDED | {"bool"}, _ADDED),
+    "mean": Reduction(np.add, "SUM", _INEXACT, _INEXACT),  # then `divide`
     "prod": Reduction(np.multiply, "PROD", _ADDED | {"bool"}, _ADDED),
     "min": Reduction(np.minimum, "MIN", _ORDERED, _INTEGER),
     "max": Reduction(np.maximum, "MAX", _ORDERED, _INTEGER),
@@ -151,6 +154,30 @@ def combine_in_order(
     target, operand = np.frombuffer(own, dtype), np.frombuffer(other, dtype)
     with np.errstate(all="ignore"):
         ufunc(*((target, operand) if is_first else (operand, target)), out=target)
+
+
+def finish(op: str, dtype: np.dtype[Any], result: native.TensorBase, size: int) -> None:
+    """Make the sum of so many ranks their mean, if that is what was asked for."""
+    if op == "mean":
+        divide(dtype, result, size)
+
+
+def divide(dtype: np.dtype[Any], tensor: native.TensorBase, size: int) -> None:
+    """Divide a compact tensor in place; small floats in float32, then rounded."""
+    values = np.asarray(raw_bytes(tensor)).view(dtype)
+    with np.errstate(all="ignore"):
+        if dtype.num in _NUMBERS:
+            parts = values.view(values.real.dtype)
+            np.divide(parts, parts.dtype.type(size), out=parts)
+        else:
+            values[:] = (values.astype(np.float32) / np.float32(size)).astype(dtype)
+
+
+def known_as(op: str, root: int | None) -> Any:
+    """Return by which arguments C knows the reduction; those that it does not finish, by none."""
+    if op == "mean":
+        return op, "", root
+    return op if root is None else (op, root)
 
 
 def follow_ballot(channel: Channel, tensor: native.TensorBase, dtype: np.dtype[Any]) -> bool:

@@ -115,6 +115,36 @@ def reductions() -> None:
             check(mpi.reduce_scatter(rows[rank]), total[rank])
 
 
+def means() -> None:
+    """The sum, divided in the dtype; small floats are divided in float32."""
+    rank, size = mpi.rank(), mpi.size()
+    for dtype in (*FLOATS, *SMALL, *COMPLEX):
+        for shape in (*SHAPES, (1000,)):
+            all_ = [values(r, shape, dtype) for r in range(size)]
+            total = mpi.allreduce(all_[rank])
+            if dtype in COMPLEX:
+                mean = np.asarray(total.real / size + 1j * (total.imag / size))
+            else:
+                mean = np.asarray(total.astype(np.float64) / size)
+            mean = mean.astype(total.dtype)
+            for _ in range(2):
+                check(mpi.allreduce(all_[rank], "mean"), mean)
+            check(mpi.allreduce(all_[rank]), total)  # C has not learnt the one for the other
+            if takes("and", dtype) or 0 in shape:
+                continue
+            out = all_[rank].copy()
+            assert mpi.allreduce(out, "mean", out=out) is out
+            check(out, mean)
+            got = mpi.reduce(all_[rank], "mean", size - 1)
+            assert (got is None) == (rank != size - 1)
+            if got is not None:
+                check(got, mean)
+            check(mpi.reduce_scatter(np.stack([all_[rank]] * size), "mean"), mean)
+    for dtype in ("int32", "bool"):
+        refused(ArgumentError, "mean of", mpi.allreduce, values(rank, (3,), dtype), "mean")
+    refused(ArgumentError, "op='sum'", mpi.allreduce, np.ones(3), "sum" if rank else "mean")
+
+
 def copies() -> None:
     rank, size = mpi.rank(), mpi.size()
     for dtype in DTYPES:
@@ -1063,6 +1093,11 @@ def torch_gradients() -> None:
             x = torch.full((size, 2), rank + 1.0, requires_grad=True)
             way(lambda x, call=call: loss(call, x))(x).backward()
             check(x.grad.numpy(), expected_gradients(name))
+        for name in ("allreduce", "reduce_scatter"):
+            x = torch.full((size, 2), rank + 1.0, requires_grad=True)
+            call = partial(getattr(mpi, name), op="mean")
+            way(lambda x, call=call: loss(call, x))(x).backward()
+            check(x.grad.numpy(), expected_gradients(name) / size**2)
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     (once,) = torch.autograd.grad((mpi.allreduce(x) ** 3).sum(), x, create_graph=True)
     (twice,) = torch.autograd.grad(once.sum(), x)
@@ -1122,6 +1157,14 @@ def jax_gradients() -> None:
         gradient = jax.grad(lambda x, call=call: loss(call, x))
         for form in (gradient, jax.jit(gradient)):
             check(np.asarray(form(x)), expected_gradients(name))
+    for name in ("allreduce", "reduce_scatter"):
+        call = partial(getattr(mpi, name), op="mean")
+        for form in (gradient := jax.grad(partial(loss, call)), jax.jit(gradient)):
+            check(np.asarray(form(x)), expected_gradients(name) / np.float32(size**2))
+    back = jax.grad(
+        lambda x: (jax.grad(lambda y: mpi.reduce_scatter(y, "mean").sum())(x) * x).sum()
+    )
+    check(np.asarray(back(x)), np.full((size, 2), 1 / size, "float32"))
     pushed = jax.jvp(mpi.allreduce, (x,), (jnp.ones_like(x),))[1]
     check(np.asarray(pushed), np.full((size, 2), size, "float32"))
     twice = jax.grad(lambda x: jax.grad(lambda x: (mpi.allreduce(x) ** 3).sum())(x).sum())

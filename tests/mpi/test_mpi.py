@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.mpi]
 # Programs that run one after the other in the same processes, with NumPy alone, and their ranks.
 TOGETHER = (
     "reductions",
+    "means",
     "copies",
     "quick_calls",
     "large_reductions",
