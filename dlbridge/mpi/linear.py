@@ -1,8 +1,8 @@
 """The collectives as operators of frameworks that trace or differentiate: results and gradients.
 
 An operator is named by its parameters alone (`Parameters`), so that programs can hold them. All of
-them but reductions other than sums and means are linear in the tensors of all ranks; their transposes are
-collectives again, which all ranks make in the backward pass.
+them but reductions other than sums and means are linear in the tensors of all ranks; their
+transposes are collectives again, which all ranks make in the backward pass.
 """
 
 from __future__ import annotations
