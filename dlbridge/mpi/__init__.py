@@ -55,20 +55,24 @@ __all__ = [
     "alltoall",
     "barrier",
     "bcast",
+    "gather",
     "iallgather",
     "iallreduce",
     "ialltoall",
     "ibarrier",
     "ibcast",
+    "igather",
     "irecv",
     "ireduce",
     "ireduce_scatter",
+    "iscatter",
     "isend",
     "isendrecv",
     "rank",
     "recv",
     "reduce",
     "reduce_scatter",
+    "scatter",
     "send",
     "sendrecv",
     "size",
@@ -371,6 +375,58 @@ def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | Non
         return operators.call(traced, "allgather", x, "", 0, out, comm, timeout)
     check_timeout("allgather", timeout)
     return iallgather(x, out=out, comm=comm).wait_or_cancel(timeout)
+
+
+def igather(x: Any, root: int = 0, *, out: Any = None, comm: Any = None) -> Request:
+    """Begin a gather; see `gather`."""
+    return collectives.igather(comm, x, root, out)
+
+
+def gather(
+    x: Any, root: int = 0, *, out: Any = None, comm: Any = None, timeout: float | None = None
+) -> Any:
+    """Return the tensors of all ranks, stacked, on the root; else None.
+
+    Args:
+        x: this rank's tensor.
+        root: the rank that gets [size, *x.shape].
+        out: a tensor to write it to, of use on the root alone.
+        comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
+    """
+    check_timeout("gather", timeout)
+    return igather(x, root, out=out, comm=comm).wait_or_cancel(timeout)
+
+
+def iscatter(
+    x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
+) -> Request:
+    """Begin a scatter; see `scatter`."""
+    return collectives.iscatter(comm, x, root, to, out)
+
+
+def scatter(
+    x: Any = None,
+    root: int = 0,
+    *,
+    to: str = "numpy",
+    out: Any = None,
+    comm: Any = None,
+    timeout: float | None = None,
+) -> Any:
+    """Return row `rank` of the root's tensor.
+
+    Args:
+        x: on the root, the tensor, of shape [size, ...]. On others a tensor whose framework the
+            result gets and whose shape and dtype must be the root's, or None for any.
+        root: the rank whose tensor it is.
+        to: the framework of the result where `x` is None.
+        out: a tensor to write the row to.
+        comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
+    """
+    check_timeout("scatter", timeout)
+    return iscatter(x, root, to=to, out=out, comm=comm).wait_or_cancel(timeout)
 
 
 def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:

@@ -325,9 +325,10 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
         call = _require_tensor(call)
     if call.error is None:
         learn_call(int(root), partial(digest, "bcast", f"root={root}"))
+    known = call.out.kind if call.out is not None and call.source is None else None
 
     def steps(operation: Operation) -> Steps:
-        ballot = _announce(call, over, is_root, state)
+        ballot = _announce(call, over, is_root, known, state)
         yield from agree(over, operation, ballot)
         if is_root:
             assert call.source is not None
@@ -335,11 +336,7 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
         else:
             kind, small = _read_announced(ballot)
             made = call.receive(kind)
-            if small.size != (made.nbytes if made.nbytes <= MOST else 0):
-                raise MPIError(
-                    f"bcast: {kind} of {made.nbytes} bytes comes with {small.size}; run the same "
-                    "dlbridge on all ranks"
-                )
+            _check_announced(call, kind, small.size, made.nbytes)
             np.asarray(raw_bytes(made))[: small.size] = small
         operation.nbytes = made.nbytes
         if made.nbytes > MOST:
@@ -353,16 +350,28 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
     return start(call, over, steps)
 
 
-def _announce(call: Call, over: Channel, is_root: bool, state: State) -> Ballot:
-    """Return the ballot of a bcast: the root says what comes, and sends it along if it is small."""
+def _announce(
+    call: Call, over: Channel, is_root: bool, known: Kind | None, state: State = None
+) -> Ballot:
+    """Return the ballot of a call in which the root says what comes.
+
+    It sends that along if it is small. Others may have `known` before what they expect.
+    """
     if call.source is None or not is_root:
-        known = call.out.kind if call.out is not None and call.source is None else None
         return call.ballot(over, kind=known, state=state, takes=True)
     tensor = call.source.tensor
     payload = call.source.kind.pack()
     if tensor.nbytes <= MOST:
         payload += bytes(np.asarray(raw_bytes(tensor)))
     return call.ballot(over, payload, state=state, takes=True)
+
+
+def _check_announced(call: Call, kind: Kind, came: int, nbytes: int) -> None:
+    if came != (nbytes if nbytes <= MOST else 0):
+        raise MPIError(
+            f"{call.name}: {kind} of {nbytes} bytes comes with {came}; run the same dlbridge on "
+            "all ranks"
+        )
 
 
 def _read_announced(ballot: Ballot) -> tuple[Kind, np.ndarray[Any, Any]]:
@@ -374,10 +383,89 @@ def _read_announced(ballot: Ballot) -> tuple[Kind, np.ndarray[Any, Any]]:
     kind, start = Kind.unpack(ballot.payload)
     if not ballot.state.is_of(kind):
         raise MPIError(
-            f"bcast: the root announces {kind}, and the ranks have agreed on something else; run "
-            "the same dlbridge on all ranks"
+            f"mpi: the root announces {kind}, and the ranks have agreed on something else; run the "
+            "same dlbridge on all ranks"
         )
     return kind, np.frombuffer(ballot.payload, np.uint8)[start:]
+
+
+@begins("scatter")
+def iscatter(over: Channel, x: Any, root: int, to: str, out: Any) -> Request:
+    """Begin a scatter."""
+    is_root = root == over.rank
+
+    def result(kind: Kind) -> Kind:
+        _check_rows("scatter", kind, over.size)
+        return Kind(kind.shape[1:], kind.dtype)
+
+    call = prepare("scatter", x, out, result, f"root={root}", to)
+    try:
+        check_rank("scatter", "root", root, over.size)
+        adapter.adapter(to)
+    except DLBridgeError as error:
+        call = call._replace(error=error)
+    known = target = None
+    if is_root:
+        call, target = with_target(_require_tensor(call))
+    elif call.source is None and call.out is not None:
+        row = call.out.kind
+        known = Kind((over.size, *row.shape), row.dtype)
+
+    def steps(operation: Operation) -> Steps:
+        ballot = _announce(call, over, is_root, known)
+        yield from agree(over, operation, ballot)
+        kind, small = _read_announced(ballot)
+        made = call.receive(result(kind)) if target is None else target
+        part = made.nbytes
+        _check_announced(call, kind, small.size, part * over.size)
+        operation.nbytes = part
+        if small.size:
+            np.asarray(raw_bytes(made))[:] = small[part * over.rank : part * (over.rank + 1)]
+        elif part:
+
+            def post(send: Any, receive: Any) -> Any:
+                byte = over.mpi.BYTE
+                sent = [send, part, byte] if is_root else None
+                return over.collective.Iscatter(sent, [receive, part, byte], root)
+
+            source = call.source.tensor if is_root and call.source is not None else None
+            yield from exchange(over, operation, post, source, made)
+        return call.finish(made)
+
+    return start(call, over, steps)
+
+
+@begins("gather")
+def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
+    """Begin a gather."""
+    is_root = root == over.rank
+
+    def result(kind: Kind) -> Kind:
+        check_rank("gather", "root", root, over.size)
+        made = Kind((over.size, *kind.shape), kind.dtype)
+        _check_rows("gather", made, over.size)
+        return made
+
+    out = out if is_root else None
+    call = _require_tensor(prepare("gather", x, out, result, f"root={root}"))
+    if call.source is not None and call.source.tensor.nbytes * over.size <= MOST:
+        return start(call, over, partial(_gather, call, over, None, is_root))
+    call, target = with_target(call) if is_root else (call, None)
+
+    def steps(operation: Operation) -> Steps:
+        yield from agree(over, operation, call.ballot(over))
+        assert call.source is not None
+        part = call.source.tensor.nbytes
+
+        def post(send: Any, receive: Any) -> Any:
+            byte = over.mpi.BYTE
+            received = [receive, part, byte] if is_root else None
+            return over.collective.Igather([send, part, byte], received, root)
+
+        yield from exchange(over, operation, post, call.source.tensor, target)
+        return call.finish(target) if target is not None else None
+
+    return start(call, over, steps)
 
 
 @begins("allgather")
@@ -397,13 +485,14 @@ def iallgather(over: Channel, x: Any, out: Any, state: State = None) -> Request:
     part = call.source.tensor.nbytes
     if part * over.size > MOST:
         return _copy(over, call, "Iallgather", whole=True)
-    return start(call, over, partial(_gather, call, over, state))
+    return start(call, over, partial(_gather, call, over, state, True))
 
 
-def _gather(call: Call, over: Channel, state: State, operation: Operation) -> Steps:
+def _gather(
+    call: Call, over: Channel, state: State, gets_result: bool, operation: Operation
+) -> Steps:
     """Gather small tensors with the agreement: rows are zeros but one's own; "or" joins them."""
     assert call.source is not None
-    assert call.kind is not None
     rows = np.zeros((over.size, call.source.tensor.nbytes), np.uint8)
     rows[over.rank] = np.asarray(raw_bytes(call.source.tensor))
 
@@ -413,6 +502,9 @@ def _gather(call: Call, over: Channel, state: State, operation: Operation) -> St
 
     ballot = call.ballot(over, rows.reshape(-1), combine, state=state)
     yield from agree(over, operation, ballot)
+    if not gets_result:
+        return None
+    assert call.kind is not None
     target = call.receive(call.kind)
     np.asarray(raw_bytes(target))[:] = np.frombuffer(ballot.payload, np.uint8)
     return call.finish(target)

@@ -163,6 +163,67 @@ def copies() -> None:
     assert got.shape == (1,) * 40
 
 
+def gathered_and_scattered() -> None:
+    """On every root, in every dtype and size, into new memory and into `out`."""
+    rank, size = mpi.rank(), mpi.size()
+    for root in range(size):
+        for dtype in (*DTYPES, "int4"):
+            for shape in SHAPES:
+                all_ = [values(r, shape, dtype) for r in range(size)]
+                if dtype == "int4":
+                    refused(ArgumentError, "several", mpi.gather, all_[rank], root)
+                    continue
+                got = mpi.gather(all_[rank], root)
+                rows = np.stack(all_)
+                assert (got is None) == (rank != root)
+                if rank == root:
+                    check(got, rows)
+                    out = np.zeros_like(rows.T).T  # not compact
+                    assert mpi.gather(all_[rank], root, out=out) is out
+                    check(out, rows)
+                else:
+                    assert mpi.gather(all_[rank], root, out=np.zeros(1)) is None
+                given = rows if rank == root else None
+                check(mpi.scatter(given, root), all_[rank])
+                check(mpi.scatter(rows, root), all_[rank])
+                row = np.zeros_like(all_[rank])
+                assert mpi.scatter(given, root, out=row) is row
+                check(row, all_[rank])
+        assert type(mpi.scatter(given, root, to="dlbridge")).__name__ in ("Tensor", "ndarray")
+    requests = []
+    for count in (3, 40000):
+        x = np.full((size, count), float(rank))
+        requests += [mpi.igather(x[0], 1), mpi.iscatter(x if rank == 1 else None, 1)]
+    for request in reversed(requests):
+        got = request.wait()
+        assert got is None or (got == np.arange(size)[:, None]).all() or (got == 1).all()
+    x = np.ones((size, 3))
+    for count in (
+        3,
+        30000,
+    ):  # nothing is exchanged where ranks do not agree, and the next call works
+        odd = np.ones(count + (rank == size - 1))
+        refused(ArgumentError, f"gather(float64[{count}]", mpi.gather, odd)
+        refused(ArgumentError, f"gather(float64[{count}]", mpi.igather(odd).wait)
+        wrong = np.ones((size + 1, count))
+        refused(ArgumentError, "number of ranks", mpi.scatter, wrong if rank == 0 else None)
+        wrong = np.ones((size, count + 1))
+        given = wrong[:, :count] if rank == 0 else wrong if rank == 1 else None
+        refused(ArgumentError, f"scatter(float64[{size}, {count}]", mpi.scatter, given)
+        out = np.zeros(count + 1) if rank == 1 else None
+        given = wrong[:, :count] if rank == 0 else None
+        refused(ArgumentError, f"scatter(float64[{size}, {count}]", mpi.scatter, given, out=out)
+        check(mpi.scatter(x if rank == 0 else None), x[0])
+    refused(ArgumentError, "root must be a rank", mpi.gather, x, size)
+    refused(ArgumentError, "root must be a rank", mpi.scatter, x, -1)
+    refused(ArgumentError, "root=", mpi.gather, x, int(rank == 0))
+    refused(ArgumentError, "a tensor is required", mpi.scatter)
+    refused(ArgumentError, "", mpi.scatter, x) if rank else refused(
+        ArgumentError, "", mpi.gather, x
+    )
+    check(mpi.allreduce(np.ones(3)), np.full(3, float(size)))
+
+
 def quick_calls() -> None:
     """C makes calls with small tensors, with the bits of the Python path, also beside it."""
     rank, size = mpi.rank(), mpi.size()

@@ -22,6 +22,7 @@ TOGETHER = (
     "reductions",
     "means",
     "copies",
+    "gathered_and_scattered",
     "quick_calls",
     "large_reductions",
     "no_memory_for_a_result",
