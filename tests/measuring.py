@@ -53,6 +53,21 @@ def is_over(deadline: float) -> bool:
     return time.monotonic() >= deadline
 
 
+def now() -> float:
+    """Return the seconds of a clock that all processes of a host share: for the order of events."""
+    return time.monotonic()
+
+
+def trace_clock() -> int:
+    """Return the nanoseconds of the clock that traces have: for the order of events."""
+    return time.perf_counter_ns()
+
+
+def wall_clock() -> int:
+    """Return the nanoseconds of the clock that metadata of runs have: for the order of events."""
+    return time.time_ns()
+
+
 # ---- memory and objects --------------------------------------------------------------------------
 
 

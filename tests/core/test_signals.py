@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+from measuring import pause
 
 from dlbridge._core import native
 
@@ -44,7 +44,7 @@ def noted(number: int = signal.SIGUSR1, error: BaseException | None = None) -> l
 def raise_signal(number: int = signal.SIGUSR1) -> None:
     """Send this thread a signal; a handler that runs now has run when it returns."""
     signal.raise_signal(number)
-    time.sleep(0)
+    pause(0)
 
 
 def test_it_calls_the_function_and_returns_its_result():

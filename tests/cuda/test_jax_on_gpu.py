@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -499,9 +498,7 @@ def test_the_host_does_not_wait_for_an_array_that_it_takes(gpu: Any) -> None:
     for function in (dlbridge.from_dlpack, lambda y: dlbridge.convert(y, "cupy")):
         function(x)
         y = compiled(x)
-        start = time.perf_counter()
         taken = function(y)
-        assert time.perf_counter() - start < 0.1
         assert float(cupy.asarray(taken).sum()) == 16
         assert fewest_sleeps(function, lambda: compiled(x)) == 0
 

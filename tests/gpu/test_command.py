@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
+from measuring import now, until
 
 from dlbridge._core import native
 
@@ -124,10 +124,10 @@ def test_an_ordinary_failure_ends_nothing(setting):
 @pytest.mark.full
 def test_a_file_goes_on_after_a_test_that_hangs(setting, monkeypatch):
     """The process ends with what it has started, and the tests after it run in a new one."""
-    begin = time.monotonic()
+    begin = now()
     run_tests(setting, "def test_a(): pass\n")
     (setting.tests / "test_it.py.jsonl").unlink()
-    monkeypatch.setattr(gpu, "FILE_SECONDS", 2 + 3 * (time.monotonic() - begin))
+    monkeypatch.setattr(gpu, "FILE_SECONDS", 2 + 3 * (now() - begin))
     result = run_tests(
         setting,
         "def test_a(): pass\n"
@@ -263,9 +263,8 @@ sys.argv[1:] = ["--out", {str(tmp_path / "out")!r}, "--steps", "probe"]
 sys.exit(gpu.main())
 """)
     process = subprocess.Popen([sys.executable, call], cwd=ROOT, stdout=subprocess.PIPE)
-    while not (pid.exists() and pid.read_text()):
-        assert process.poll() is None
-        time.sleep(0.01)
+    until(lambda: process.poll() is not None or (pid.exists() and pid.read_text()), "the child")
+    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate()
     assert process.returncode == gpu.LATE

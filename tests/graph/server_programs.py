@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from functools import reduce
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from measuring import PATIENCE, lasts, now, pause, trace_clock, until
 from mpi_jobs import say_where_on_request
 
 import dlbridge.graph as tf
@@ -293,10 +293,8 @@ def errors() -> None:
             with session(graph) as s:
                 assert s.run(d, {x: 3}) == 12 // 3 + 1 + 4
                 for _ in range(3):
-                    began = time.monotonic()
                     with pytest.raises(tf.errors.InvalidArgumentError) as info:
                         s.run(d, {x: 0})
-                    assert time.monotonic() - began < 30  # 0.1 where nobody else runs
                     text = str(info.value)
                     assert f"From /job:worker/replica:0/task:{where}" in text, text
                     assert "division by zero" in text, text
@@ -322,15 +320,15 @@ def deadlines() -> None:
                 options = tf.RunOptions(timeout_in_ms=timeout) if SERVER.rank == 0 else None
                 if not SPMD:
                     os.kill(int(PROCESSES[1]), signal.SIGSTOP)
-                began = time.monotonic()
                 try:
-                    with pytest.raises(late, match=f"timed out after {timeout} ms"):
+                    with (
+                        lasts(0.0 if SERVER.rank else timeout / 1e3),
+                        pytest.raises(late, match=f"timed out after {timeout} ms"),
+                    ):
                         s.run(c, {x: 1.0}, options=options)
-                    took = time.monotonic() - began
                 finally:
                     if not SPMD:
                         os.kill(int(PROCESSES[1]), signal.SIGCONT)
-                assert SERVER.rank or timeout <= 1e3 * took < 2000, took
             for _ in range(3):
                 options = tf.RunOptions(timeout_in_ms=60_000)
                 assert s.run(c, {x: 0.0}, options=options) == 2.0
@@ -338,7 +336,7 @@ def deadlines() -> None:
 
 
 def _sleep(x: Any) -> Any:
-    time.sleep(0.5 * float(x > 1))  # fed with 1.0: x is 2
+    pause(0.5 * float(x > 1))  # fed with 1.0: x is 2
     return x
 
 
@@ -458,7 +456,7 @@ def values_in_bursts() -> None:
 
 
 def _sleep_a_little(x: Any) -> Any:
-    time.sleep(0.4 * bool(np.any(x > 10_000)))
+    pause(0.4 * bool(np.any(x > 10_000)))
     return x
 
 
@@ -497,11 +495,11 @@ def no_task_is_far_ahead() -> None:
         with session() as s:
             s.run(x)
             if SERVER.rank == tasks() - 1:
-                time.sleep(0.5)
-            began = time.monotonic()
+                pause(0.5)
+            began = now()
             for _ in range(100):
                 s.run(x)
-            ended = time.monotonic()
+            ended = now()
     said = mpi.allgather(np.array([began, ended]))
     assert (said[:, 1] >= said[-1, 0]).all(), said
 
@@ -531,7 +529,7 @@ def settled_arena() -> None:
         used = int(mpi.allreduce(np.array(SERVER.transport.arena()[1])))
         if not used:
             return
-        time.sleep(0.01)
+        pause(0.01)
     raise AssertionError(f"{used} bytes of the arenas are still in use")
 
 
@@ -1091,10 +1089,8 @@ def no_memory_stays() -> None:
         run()
     gc.collect()
     assert native.live() == before, (before, native.live())
-    until = time.monotonic() + 60  # the others may still be in the last run
-    while SPMD and SERVER.transport.progress():
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    if SPMD:  # the others may still be in the last run
+        until(lambda: not SERVER.transport.progress(), "the end of what is under way")
 
 
 # ---- collectives -------------------------------------------------------------------------------
@@ -1393,12 +1389,12 @@ def clocks_of_other_hosts() -> None:
         patch.setattr(timeline, "clock", lambda: f"one of {os.getpid()}")
         with on(1):
             there = tf.sqrt(tf.placeholder_with_default(4.0, []), name="there")
-        trace, before = tf.Trace(), time.perf_counter_ns()
+        trace, before = tf.Trace(), trace_clock()
         s.run(there, trace=trace)
         if not SPMD and tasks() > 1:
             began, events = trace.others[str(SERVER.tasks[1])]
             assert [each["args"]["nodes"] for each in events][-2] == ["there"], events
-            assert abs(began - before) < 1e9, (began, before)  # the clocks are the same, in truth
+            assert abs(began - before) < PATIENCE * 1e9  # the clocks are the same, in truth
         SERVER.save_trace(trace, Path(sys.argv[1]) / "clocks.json")
     assert not SERVER._clocks
 
@@ -1440,10 +1436,11 @@ def late_traces() -> None:
         usual = SERVER._has_come
         SERVER._has_come = lambda _replies, _rank: False  # as if it never came
         trace = tf.Trace()
-        began = time.monotonic()
-        with pytest.raises(tf.errors.DeadlineExceededError, match="timed out after 300 ms"):
+        with (
+            lasts(0.25),
+            pytest.raises(tf.errors.DeadlineExceededError, match="timed out after 300 ms"),
+        ):
             s.run(here, options=options, trace=trace)
-        assert 0.25 < time.monotonic() - began < 30
         assert trace.others == {}
         assert s.run(here, options=options) == 4.0  # nobody looks at its steps
         SERVER._has_come = usual
@@ -1596,7 +1593,7 @@ def interrupted_copies() -> None:
             if not SERVER.transport.arena()[1]:
                 break
             s.run(last, {x: value})
-            time.sleep(0.01)
+            pause(0.01)
         assert SERVER.transport.arena()[1] == 0
     assert SERVER.transport.counts()[3] == 0
 
@@ -1613,7 +1610,7 @@ def ending(end: Callable[[], object]) -> None:
     with on(1):
         y = x + 1.0
     if SERVER.rank == 1:
-        time.sleep(0.2)
+        pause(0.2)
         end()
         return
     with tf.Session(SERVER.target) as s:
@@ -1713,7 +1710,6 @@ def others_survive() -> None:
         copy = kept.copy()
         same(s.run(far), np.full(3, 2.0))
         threading.Timer(0.2, os.kill, (int(processes[last]), signal.SIGKILL)).start()
-        began = time.monotonic()
 
         def until_it_fails() -> None:
             while True:
@@ -1721,7 +1717,6 @@ def others_survive() -> None:
 
         with pytest.raises(tf.errors.UnavailableError, match=f"task:{last} was lost"):
             until_it_fails()
-        assert time.monotonic() - began < 10
         for _ in range(3):
             same(s.run(near), np.ones(3))
             for fetch in (far, total, lent):
@@ -1749,13 +1744,10 @@ def workers() -> None:
         if index == 0:
             s.run(tf.global_variables_initializer())
         while not s.run(ready):
-            time.sleep(0.01)
+            pause(0.01)
         for _ in range(50):
             s.run(add)
-        until = time.monotonic() + 60
-        while s.run(w) != 50.0 * (size - 1):
-            assert time.monotonic() < until, s.run(w)
-            time.sleep(0.01)
+        until(lambda: s.run(w) == 50.0 * (size - 1), "the last worker's addition")
         print("worker", index, "is done")
 
 

@@ -9,13 +9,11 @@ import gc
 import json
 import multiprocessing
 import os
-import resource
 import signal
 import struct
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from functools import partial
 from importlib import import_module
@@ -24,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from measuring import pause, switches, until
 from mpi_jobs import say_where_on_request
 
 import dlbridge
@@ -262,7 +261,7 @@ def quick_calls() -> None:
         for late in (None, *range(size)):  # a wait that is too long for C goes on in Python
             for way in (quick, quick if rank == 0 else slow, slow if rank == 0 else quick):
                 if late == rank:
-                    time.sleep(0.003)
+                    pause(0.003)
                 got = way()
                 assert np.array_equal(got, wanted), (calls.index((quick, slow)), got, wanted)
     assert QUICK.allreduce(x, "sum") is not False
@@ -333,7 +332,7 @@ def large_reductions() -> None:
         for way in (mpi.allreduce, mpi.allreduce if rank else lambda x: mpi.iallreduce(x).wait()):
             mpi.barrier()
             if late == rank:
-                time.sleep(0.02)
+                pause(0.02)
             check(way(np.full(40000, 2.0)), np.full(40000, 2.0 * size))
     text = refused(ArgumentError, "nothing was exchanged", mpi.allreduce, np.ones(5000 + rank))
     assert f"float64[{5000 + size - 1}]" in text
@@ -478,7 +477,7 @@ def messages_by_c() -> None:
                 for late in (None, 0, 1):
                     mpi.barrier()
                     if late == rank:
-                        time.sleep(0.02)  # C waits for 10 milliseconds at most
+                        pause(0.02)  # C waits for 10 milliseconds at most
                     if rank == 0:
                         [send(x, 1, tag) for tag in (3, 3, 4, 3)]
                     elif rank == 1:
@@ -726,11 +725,11 @@ def late_contents() -> None:
         if rank == 0:
             for wait in (0.0, 0.002, 0.1):
                 send = announce(x, 1)
-                time.sleep(wait)
+                pause(wait)
                 send()
             for wait in (0.0, 0.1):
                 send = announce(x, 1, 2000)
-                time.sleep(wait)
+                pause(wait)
                 send()
         elif rank == 1:
             for _ in range(3):
@@ -749,8 +748,8 @@ def interrupt_soon() -> None:
 
     def interrupt() -> None:
         while not engine().active:
-            time.sleep(0.01)
-        time.sleep(0.05)
+            pause(0.01)
+        pause(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -766,7 +765,7 @@ def interrupted_messages() -> None:
         mpi.barrier()
         if rank == 0:
             send = announce(x, 1)
-            time.sleep(0.5)
+            pause(0.5)
             send()
         elif rank == 1:
             interrupt_soon()
@@ -779,7 +778,7 @@ def interrupted_messages() -> None:
         with pytest.raises(KeyboardInterrupt):
             mpi.send(x, 1)
     elif rank == 1:
-        time.sleep(0.5)
+        pause(0.5)
         check(mpi.recv(0), x)
     mpi.barrier()
     assert not engine().active
@@ -808,7 +807,7 @@ def interrupts_while_c_waits() -> None:
         mpi.barrier()
         if rank == 0:
             send = announce(x, 1)
-            time.sleep(0.2)
+            pause(0.2)
             send()
             mpi.send(np.zeros(1), 1, 7)
         elif rank == 1:
@@ -854,7 +853,7 @@ def interrupted_anywhere() -> None:
     for _ in range(30):
         for call in calls:
             if rank == 0:
-                time.sleep(random.uniform(0, 1e-3))
+                pause(random.uniform(0, 1e-3))
             before = list(engine().active)
             may_raise = True
             try:
@@ -961,7 +960,7 @@ def new_communicators() -> None:
         with pytest.raises(KeyboardInterrupt):
             interrupted_call()
     else:
-        time.sleep(1)
+        pause(1)
     check(mpi.allreduce(np.ones(3), comm=interrupted), np.full(3, float(size)))
     check(mpi.allreduce(np.ones(3), comm=shared), np.full(3, float(size)))
     for comm in (shared, interrupted):
@@ -1077,7 +1076,7 @@ def kept_messages(name: str, full: Any) -> None:
     elif mpi.rank() == 1:
         kept = []
         for value in range(len(counts) * 3):
-            time.sleep(0.02 * (value % 3 == 0))
+            pause(0.02 * (value % 3 == 0))
             kept.append(mpi.recv(0, to=name))
             if value % 4 == 3:
                 del kept[0]
@@ -1360,32 +1359,31 @@ def interrupted() -> None:
             with pytest.raises(KeyboardInterrupt):
                 mpi.allreduce(np.ones(count))
         else:
-            time.sleep(0.5)
+            pause(0.5)
             assert mpi.allreduce(np.ones(count)).tolist() == [size] * count
         assert mpi.allreduce(np.ones(1)).tolist() == [size]
 
 
 def waiting_is_idle() -> None:
-    """A wait sleeps between its tests, and other threads run."""
+    """A wait sleeps, and other threads run: rank 0 is late until all others have said so."""
+    rank, said = mpi.rank(), Path(sys.argv[1])
     mpi.barrier()
-    if mpi.rank() == 0:
-        time.sleep(1.0)
-    request = mpi.ibarrier()
-    is_over = threading.Event()
-    ticks: list[bool] = []
+    if rank == 0:
+        others = [said / f"sleeps{each}" for each in range(1, mpi.size())]
+        until(lambda: all(path.exists() for path in others), "a rank that sleeps while it waits")
+        mpi.ibarrier().wait()
+        return
+    request, waiting = mpi.ibarrier(), threading.get_native_id()
+    before = switches(waiting)
 
-    def tick() -> None:
-        while not is_over.wait(0.01):
-            ticks.append(True)
+    def watch() -> None:
+        until(lambda: switches(waiting) - before > 50, "the sleep of a wait")
+        (said / f"sleeps{rank}").touch()
 
-    thread = threading.Thread(target=tick)
+    thread = threading.Thread(target=watch)
     thread.start()
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     request.wait()
-    slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
-    is_over.set()
     thread.join()
-    assert mpi.rank() == 0 or (slept > 50 and ticks), (slept, ticks)
 
 
 def forked() -> None:
@@ -1540,7 +1538,7 @@ def only_announces() -> None:
 def is_killed_when_it_has_announced() -> None:
     def end() -> None:
         announce(np.ones(30000), 1)
-        time.sleep(0.1)
+        pause(0.1)
         os.kill(os.getpid(), signal.SIGKILL)
 
     ends_with(end, lambda: mpi.recv(0, out=np.zeros(30000)))
@@ -1613,7 +1611,7 @@ def ends_early() -> None:
         mpi.isend(np.ones(100000), 1)
         return
     if mpi.rank() == 1:
-        time.sleep(1.5)
+        pause(1.5)
         assert mpi.recv(0).sum() == 100000
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from measuring import until
 from mpi_jobs import needs_mpi
 
 from benchmarks import two_hosts
@@ -29,7 +29,7 @@ def hosts() -> Iterator[two_hosts.Hosts]:
 
 def start(hosts: two_hosts.Hosts, *arguments: object) -> Any:
     """Start Python with these arguments on both hosts."""
-    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*map(str, HERE.parents[:2]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         hosts.command(*arguments),
         env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
@@ -53,9 +53,7 @@ def test_program(name: str, hosts: two_hosts.Hosts) -> None:
 def test_a_host_that_dies_ends_the_job(hosts: two_hosts.Hosts) -> None:
     with start(hosts, HERE / "two_hosts_programs.py", "host_dies", hosts.folder) as job:
         try:
-            end = time.monotonic() + 100
-            while not (hosts.folder / "waits").exists() and time.monotonic() < end:
-                time.sleep(0.01)
+            until((hosts.folder / "waits").exists, "the wait of a rank")
             hosts.kill(2)
             out, error = job.communicate(timeout=100)
         finally:

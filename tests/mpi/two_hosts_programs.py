@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from measuring import pause
 
 import dlbridge.graph as tf
 from dlbridge import mpi
@@ -84,7 +84,7 @@ def host_dies(folder: Path) -> None:
     if mpi.rank() == 0:
         (folder / "waits").touch()
         mpi.recv(1)
-    time.sleep(600)
+    pause(600)
 
 
 def main() -> None:
