@@ -122,6 +122,37 @@ def convert_tree(
     return native.convert_tree(tree, converter, resume, _is_ordinary, **policies)
 
 
+def is_tree(x: object) -> bool:
+    """Return whether an object is a container of tensors, and no tensor itself.
+
+    A list or tuple is one if a tensor, or a container that is no list of numbers, is in it.
+    """
+    if _is_tensor(x):
+        return False
+    if type(x) in (list, tuple):
+        return any(_is_tensor(item) or is_tree(item) for item in x)  # type: ignore[attr-defined]
+    return _is_registered(x) or any(is_of_kind(x) for is_of_kind, _ in _KINDS)
+
+
+def tensors_of(tree: object) -> list[tuple[str, Any]]:
+    """Return the tensors of a container, each once, with the path to it."""
+    found: dict[int, tuple[str, Any]] = {}
+
+    def keep(leaf: Any) -> Any:
+        found.setdefault(id(leaf), (walk.path, leaf))
+        return leaf
+
+    walk = _PathWalk(keep, False)
+    walk.node(tree, "")
+    return list(found.values())
+
+
+def with_tensors(tree: Any, tensors: Iterable[Any]) -> Any:
+    """Return a container with others in place of its tensors, in the order of `tensors_of`."""
+    new = iter(tensors)
+    return _Walk(lambda _: next(new), False).node(tree, "")
+
+
 class _Walk:
     """One walk through a tree.
 
@@ -339,6 +370,20 @@ class _Walk:
         if isinstance(node, tuple) and all(map(is_, children, parts.children)):
             return node
         return parts.rebuild(children)
+
+
+class _PathWalk(_Walk):
+    """A walk that knows where it is.
+
+    Attributes:
+        path: to the present node.
+    """
+
+    path = ""
+
+    def _make(self, node: Any, path: str) -> Any:
+        self.path = path
+        return super()._make(node, path)
 
 
 _PLAIN_AT_A_GLANCE = frozenset((type(None), bool, int, float, complex, str, bytes))

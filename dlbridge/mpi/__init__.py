@@ -13,6 +13,10 @@ All ranks of a collective must make the same call with tensors of the same shape
 their frameworks. They settle that first, so where they differ all of them raise the same
 ArgumentError and nothing is written.
 
+`bcast`, `allreduce` and `gather` also take a tree: a container of tensors, such as a state dict, a
+list of gradients or a pytree, with the same tensors in the same places on all ranks. The result is
+such a container; small tensors of one dtype in it share a block of memory.
+
 Each call has a form that does not wait, `iallreduce` for `allreduce`: it returns a `Request`.
 
 `bcast`, `allreduce`, `allgather`, `reduce_scatter` and `alltoall` are differentiable, and may stand
@@ -43,7 +47,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dlbridge.mpi import collectives, messages, operators
+from dlbridge.exchange.trees import is_tree
+from dlbridge.mpi import buckets, collectives, messages, operators
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.engine import Request, check_timeout
 from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
@@ -266,7 +271,8 @@ def ibcast(
     x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a bcast; see `bcast`."""
-    return collectives.ibcast(comm, x, root, to, out)
+    begin = buckets.ibcast if is_tree(x) else collectives.ibcast
+    return begin(comm, x, root, to, out)
 
 
 def bcast(
@@ -282,7 +288,8 @@ def bcast(
 
     Args:
         x: on the root, the tensor, which is returned there. On others a tensor whose framework the
-            result gets and whose shape and dtype must be the root's, or None for any.
+            result gets and whose shape and dtype must be the root's, or None for any. Or a tree, on
+            all ranks.
         root: the rank whose tensor it is.
         to: the framework of the result where `x` is None.
         out: a tensor to write it to.
@@ -301,7 +308,8 @@ def bcast(
 
 def iallreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
     """Begin an allreduce; see `allreduce`."""
-    return collectives.iallreduce(comm, x, op, out)
+    begin = buckets.iallreduce if is_tree(x) else collectives.iallreduce
+    return begin(comm, x, op, out)
 
 
 def allreduce(
@@ -310,7 +318,7 @@ def allreduce(
     """Return the tensors of all ranks, reduced element by element, on all ranks.
 
     Args:
-        x: this rank's tensor.
+        x: this rank's tensor, or tree.
         op: "sum", "mean" (of floating-point and complex numbers: the sum, divided by the number of
             ranks), "prod", "min", "max" (not of complex numbers), or "and", "or", "xor" (of
             integers and bool). As in NumPy, the sum of bool is their "or", the product their
@@ -379,7 +387,8 @@ def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | Non
 
 def igather(x: Any, root: int = 0, *, out: Any = None, comm: Any = None) -> Request:
     """Begin a gather; see `gather`."""
-    return collectives.igather(comm, x, root, out)
+    begin = buckets.igather if is_tree(x) else collectives.igather
+    return begin(comm, x, root, out)
 
 
 def gather(
@@ -388,7 +397,7 @@ def gather(
     """Return the tensors of all ranks, stacked, on the root; else None.
 
     Args:
-        x: this rank's tensor.
+        x: this rank's tensor, or tree.
         root: the rank that gets [size, *x.shape].
         out: a tensor to write it to, of use on the root alone.
         comm: the communicator.

@@ -48,6 +48,7 @@ class Ballot:
         values: the tensor that is reduced once all agree, the one for the result, and how.
         takes: whether the payload of one rank is taken by all; with neither this nor `combine`, no
             rank has a payload.
+        follows: whether it follows another one, on which all agreed, in the turn of its call.
     """
 
     __slots__ = ("error", "said", "state")
@@ -64,12 +65,15 @@ class Ballot:
         state: native.Ballot | None = None,
         values: Values | None = None,
         takes: bool = False,
+        follows: bool = False,
     ) -> None:
         self.said = call, kind, arguments
         self.error = error
         if state is None:
             said = digest(call, arguments)
-            state = native.Ballot(peers, said, kind, payload, combine, error is None, values, takes)
+            state = native.Ballot(
+                *(peers, said, kind, payload, combine, error is None, values, takes, follows)
+            )
         self.state = state
 
     @property

@@ -334,7 +334,7 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
             assert call.source is not None
             made = call.source.tensor
         else:
-            kind, small = _read_announced(ballot)
+            kind, small = _read_announced(call.name, ballot)
             made = call.receive(kind)
             _check_announced(call, kind, small.size, made.nbytes)
             np.asarray(raw_bytes(made))[: small.size] = small
@@ -374,7 +374,7 @@ def _check_announced(call: Call, kind: Kind, came: int, nbytes: int) -> None:
         )
 
 
-def _read_announced(ballot: Ballot) -> tuple[Kind, np.ndarray[Any, Any]]:
+def _read_announced(name: str, ballot: Ballot) -> tuple[Kind, np.ndarray[Any, Any]]:
     """Return what the root says of its tensor, and the contents that come with that.
 
     Raises:
@@ -383,8 +383,8 @@ def _read_announced(ballot: Ballot) -> tuple[Kind, np.ndarray[Any, Any]]:
     kind, start = Kind.unpack(ballot.payload)
     if not ballot.state.is_of(kind):
         raise MPIError(
-            f"mpi: the root announces {kind}, and the ranks have agreed on something else; run the "
-            "same dlbridge on all ranks"
+            f"{name}: the root announces {kind}, and the ranks have agreed on something else; run "
+            "the same dlbridge on all ranks"
         )
     return kind, np.frombuffer(ballot.payload, np.uint8)[start:]
 
@@ -414,7 +414,7 @@ def iscatter(over: Channel, x: Any, root: int, to: str, out: Any) -> Request:
     def steps(operation: Operation) -> Steps:
         ballot = _announce(call, over, is_root, known)
         yield from agree(over, operation, ballot)
-        kind, small = _read_announced(ballot)
+        kind, small = _read_announced(call.name, ballot)
         made = call.receive(result(kind)) if target is None else target
         part = made.nbytes
         _check_announced(call, kind, small.size, part * over.size)

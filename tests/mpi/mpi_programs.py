@@ -36,6 +36,8 @@ from dlbridge.errors import (
     MPIError,
     MPITimeoutError,
 )
+from dlbridge.exchange.trees import tensors_of
+from dlbridge.mpi.buckets import Bucket
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
 from dlbridge.mpi.engine import engine
@@ -221,6 +223,107 @@ def gathered_and_scattered() -> None:
         ArgumentError, "", mpi.gather, x
     )
     check(mpi.allreduce(np.ones(3)), np.full(3, float(size)))
+
+
+def a_tree(rank: int) -> dict[str, Any]:
+    """Return tensors of many dtypes and sizes; the largest of them go by themselves."""
+    tied = values(rank, (4, 3), "float32")
+    shapes = (*SHAPES, (7,), (1_100_000,))
+    return {
+        "layers": [values(rank + i, shape, "float32") for i, shape in enumerate(shapes)],
+        "mixed": tuple(
+            values(rank + 9, (5, 3), dtype) for dtype in ("bfloat16", "float16", "int8")
+        ),
+        "tied": {"a": tied, "b": tied, "name": "model", "steps": 3},
+        "double": values(rank, (70, 90), "float64").T,
+    }
+
+
+def trees() -> None:
+    """A tree is one call; its tensors are what they are in calls of their own."""
+    rank, size = mpi.rank(), mpi.size()
+    mine, before = a_tree(rank), engine().job.size
+    paths = [path for path, _ in tensors_of(mine)]
+    assert before == size
+
+    def check_tree(got: Any, make: Any) -> None:
+        assert type(got) is dict
+        assert got["tied"]["a"] is got["tied"]["b"]
+        assert (got["tied"]["name"], got["tied"]["steps"]) == ("model", 3)
+        found = tensors_of(got)
+        assert [path for path, _ in found] == paths
+        for (_, x), (_, source) in zip(found, tensors_of(mine), strict=True):
+            check(x, make(source))
+
+    for op in ("sum", "max", "prod"):
+        check_tree(mpi.allreduce(mine, op), partial(mpi.allreduce, op=op))
+    for root in range(size):
+        check_tree(mpi.bcast(mine, root), lambda x, root=root: mpi.bcast(x, root))
+        got = mpi.gather(mine, root)
+        expected = [mpi.gather(x, root) for _, x in tensors_of(mine)]
+        assert (got is None) == (rank != root)
+        if got is not None:
+            for (_, x), y in zip(tensors_of(got), expected, strict=True):
+                check(x, y)
+    out = a_tree(rank)
+    assert mpi.allreduce(out, out=out) is out
+    check_tree(out, mpi.allreduce)
+    assert mpi.bcast(mine, 1, out=out) is out
+    check_tree(out, lambda x: mpi.bcast(x, 1))
+    floats = {"w": values(rank, (3, 5), "float32"), "b": values(rank, (9000,), "float64")}
+    got = mpi.allreduce(floats, "mean")
+    for name, x in floats.items():
+        check(got[name], mpi.allreduce(x, "mean"))
+    requests = []
+    for _ in range(3):  # begun between other calls, and waited for in another order
+        requests += [mpi.iallreduce(mine), mpi.iallreduce(np.ones(9000)), mpi.ibcast(mine, 1)]
+        requests += [mpi.igather(floats, 0), mpi.iallreduce(np.ones(3), "max")]
+    for i in np.random.default_rng(rank).permutation(len(requests)):
+        requests[i].wait()
+    check_tree(requests[0].wait(), mpi.allreduce)
+    assert mpi.allreduce({}) == {}
+    assert mpi.allreduce([1.0, 2.0]).tolist() == [size, 2.0 * size]  # numbers are a tensor
+    assert [x.tolist() for x in mpi.allreduce([np.ones(2), np.ones(3)])] == [[size] * 2, [size] * 3]
+
+
+def trees_that_do_not_agree() -> None:
+    """All ranks raise the same error, nothing is written, and the next call works."""
+    rank, size = mpi.rank(), mpi.size()
+    good = {"a": np.ones(3), "b": np.ones(30000)}
+    for call in (mpi.allreduce, mpi.bcast, mpi.gather):
+        for bad in (
+            {"a": np.ones(4), "b": np.ones(30000)},
+            {"a": np.ones(3, "float32"), "b": np.ones(30000)},
+            {"a": np.ones(3), "c": np.ones(30000)},
+            {"a": np.ones(3)},
+            np.ones(3),
+            {"a": np.ones(3), "b": {1, 2}, "c": object()},
+        ):
+            out = {"a": np.zeros(3), "b": np.zeros(30000)}
+            given = bad if rank == size - 1 else good
+            keep = out if rank == 0 and call is not mpi.gather else None
+            text = refused(ArgumentError, f"rank {size - 1}", call, given, out=keep)
+            assert mpi.bcast(np.frombuffer(text.encode(), np.uint8)).tobytes() == text.encode()
+            assert not out["a"].any()
+            assert not out["b"].any()
+            assert mpi.allreduce(np.ones(1)).tolist() == [size]
+    refused(ArgumentError, "op must be one of", mpi.allreduce, good, "plus")
+    refused(ArgumentError, "root must be a rank", mpi.bcast, good, size)
+    refused(ArgumentError, "same places", mpi.allreduce, good, out={"a": np.zeros(3)})
+    refused(ArgumentError, "mean of int64", mpi.allreduce, {"a": np.ones(3, "int64")}, "mean")
+
+    def no_memory(*_: Any) -> Any:
+        raise MemoryError("there is none")
+
+    for name in ("allocate", "_pack"):
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(Bucket, name, no_memory)
+            small = {"a": np.ones(3), "b": np.ones(3)}
+            refused(ArgumentError, "rank 1: there is none", mpi.iallreduce(small).wait)
+    got = mpi.allreduce(good)
+    check(got["b"], good["b"] * size)
+    assert not engine().active
 
 
 def quick_calls() -> None:
@@ -1286,6 +1389,43 @@ def mixed_operators() -> None:
         gradient = leaf.grad
     size = mpi.size()
     assert np.asarray(gradient).tolist() == [2.0 * size * size] * 3
+
+
+def trees_of_frameworks() -> None:
+    """A torch module on one rank and NumPy's dict on another; results are each rank's own kind."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    rank, size = mpi.rank(), mpi.size()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(rank + 1.0)
+    shapes = {name: x.shape for name, x in model.state_dict().items()}
+    plain = {name: np.full(shape, rank + 1.0, "float32") for name, shape in shapes.items()}
+    total = mpi.allreduce(plain if rank else model.state_dict())
+    kind = np.ndarray if rank else torch.Tensor
+    assert all(type(x) is kind for x in total.values())
+    assert all((np.asarray(x) == sum(range(1, size + 1))).all() for x in total.values())
+    model.load_state_dict(mpi.bcast(model.state_dict(), size - 1))
+    assert all((x == size).all() for x in model.state_dict().values())
+    (mpi.allreduce(model.state_dict()["0.weight"])).sum()
+    model(torch.ones(5, 3) * (rank + 1)).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    expected = [mpi.allreduce(x, "mean") for x in gradients]
+    assert mpi.allreduce(gradients, "mean", out=gradients) is gradients
+    for x, y in zip(gradients, expected, strict=True):
+        assert torch.equal(x, y)
+    refused(ExchangeError, "requires a gradient", mpi.allreduce, list(model.parameters()))
+    parameters = {"w": jnp.full((3, 2), rank + 1.0), "b": (jnp.ones(2), jnp.ones((), jnp.bfloat16))}
+    got = mpi.allreduce(parameters)
+    assert jax.tree.structure(got) == jax.tree.structure(parameters)
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(got))
+    assert got["b"][1].dtype == jnp.bfloat16
+    check(np.asarray(got["w"]), np.full((3, 2), sum(range(1, size + 1)), "float32"))
+    stacked = mpi.gather(parameters)
+    assert rank or stacked["w"][:, 0, 0].tolist() == list(range(1, size + 1))
 
 
 def every_framework() -> None:

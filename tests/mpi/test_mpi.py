@@ -23,6 +23,8 @@ TOGETHER = (
     "means",
     "copies",
     "gathered_and_scattered",
+    "trees",
+    "trees_that_do_not_agree",
     "quick_calls",
     "large_reductions",
     "no_memory_for_a_result",
@@ -59,6 +61,7 @@ RANKS = (2, 3, 4)
 ALONE = {
     "frameworks": 2,
     "every_framework": 3,
+    "trees_of_frameworks": 2,
     "huge": 2,
     "first_use_in_threads": 2,
     "interrupted_at_each_instruction": 2,
@@ -72,6 +75,7 @@ ALONE = {
 NEEDED = {
     "frameworks": ("torch",),
     "every_framework": ("torch", "jax", "tensorflow"),
+    "trees_of_frameworks": ("torch", "jax"),
     "torch_gradients": ("torch",),
     "torch_order": ("torch",),
     "jax_gradients": ("jax",),

@@ -54,6 +54,7 @@ struct dlb_ballot {
     dlb_peers *over;
     uint8_t call[16], tensor[16];
     bool known, agreed, has_begun, is_over, is_busy;
+    bool follows;      /* other ballots, on which all agreed */
     bool moves_values; /* the words are over */
     ballot_values values;
     dlb_combine combine; /* owns its function */
@@ -99,7 +100,7 @@ static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &collective, &messages, &payloads, &byte, &rank,
                                      &size, &highest_tag, &any_tag))
         return NULL;
-    if (size < 1 || rank < 0 || rank >= size || highest_tag < 1)
+    if (size < 1 || rank < 0 || rank >= size || highest_tag < 3)
         return PyErr_Format(PyExc_ValueError,
                             "Peers: there is no rank %d of %d, or no tag up to %d",
                             rank, size, highest_tag);
@@ -128,7 +129,7 @@ static void dealloc_peers(PyObject *object) {
 
 static PyObject *peers_payload(PyObject *object, PyObject *Py_UNUSED(none)) {
     dlb_peers *self = (dlb_peers *)object;
-    return PyLong_FromUnsignedLong(dlb_next_tag(self, true));
+    return PyLong_FromUnsignedLong(dlb_next_tag(self, DLB_PAYLOAD_TAG));
 }
 
 static PyObject *peers_moves(PyObject *object, PyObject *nbytes) {
@@ -508,7 +509,8 @@ static int advance(dlb_ballot *self) {
     while (!self->is_over) {
         if (!self->has_begun) {
             self->has_begun = true;
-            self->tag = (int)dlb_next_tag(self->over, false);
+            self->tag = (int)dlb_next_tag(self->over, self->follows ? DLB_FOLLOWING_TAG
+                                                                    : DLB_CALL_TAG);
             self->round = -1;
         } else {
             int done = finish_round(self);
@@ -606,17 +608,19 @@ static dlb_ballot *make_ballot(PyObject *over, const Py_buffer *call, PyObject *
 static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
                             PyObject *kwargs) {
     static char *names[] = {"peers",  "call",   "kind",  "payload", "combine",
-                            "agreed", "values", "takes", NULL};
+                            "agreed", "values", "takes", "follows", NULL};
     PyObject *over, *kind, *combine = Py_None, *values = Py_None;
     Py_buffer call, payload;
-    int agreed = 1, takes = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOp:Ballot", names, &over,
+    int agreed = 1, takes = 0, follows = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOpp:Ballot", names, &over,
                                      &call, &kind, &payload, &combine, &agreed, &values,
-                                     &takes))
+                                     &takes, &follows))
         return NULL;
     dlb_ballot *made = make_ballot(over, &call, kind, &payload, combine, takes);
-    if (made != NULL)
+    if (made != NULL) {
         made->agreed = agreed;
+        made->follows = follows;
+    }
     if (made != NULL && values != Py_None && add_values(made, values) < 0)
         Py_CLEAR(made);
     PyBuffer_Release(&call);
@@ -717,7 +721,7 @@ static PyGetSetDef ballot_fields[] = {
 PyTypeObject dlb_BallotType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Ballot",
     .tp_doc = "Ballot(peers, call, kind, payload, combine=None, agreed=True, "
-              "values=None, takes=False)\n--\n\n"
+              "values=None, takes=False, follows=False)\n--\n\n"
               "What a rank says of its call, merged with what others say.",
     .tp_basicsize = sizeof(dlb_ballot),
     .tp_flags = Py_TPFLAGS_DEFAULT,

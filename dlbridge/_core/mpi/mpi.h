@@ -44,17 +44,23 @@ typedef struct {
     dlb_mpi mpi;
     dlb_mpi_handle collective, messages, payloads, byte;
     int rank, size, highest_tag, any_tag;
-    _Atomic uint32_t call_tags, payload_tags; /* so many were given out */
+    _Atomic uint32_t tags[3]; /* so many were given out, by dlb_tag_use */
     pid_t process;
 } dlb_peers;
 
-/* The next tag of a collective, in the lower half of all tags, or of a payload, in the
- * upper one: both may go over one communicator. */
-static inline uint32_t dlb_next_tag(dlb_peers *over, bool is_payload) {
-    _Atomic uint32_t *given = is_payload ? &over->payload_tags : &over->call_tags;
-    uint32_t before = atomic_fetch_add_explicit(given, 1, memory_order_relaxed);
-    uint32_t half = ((uint32_t)over->highest_tag + 1) / 2;
-    return (before + 1) % half + (is_payload ? half : 0);
+/* What a tag is for: the ballot of a call, one that follows when all agree, or a
+ * payload. They may go over one communicator. Ballots that follow are begun in the
+ * order in which calls have their turn, which is not the one in which calls are begun.
+ */
+typedef enum { DLB_CALL_TAG, DLB_FOLLOWING_TAG, DLB_PAYLOAD_TAG } dlb_tag_use;
+
+/* The next tag: payloads have the upper half of all tags, the others a quarter each. */
+static inline uint32_t dlb_next_tag(dlb_peers *over, dlb_tag_use use) {
+    uint32_t before =
+        atomic_fetch_add_explicit(&over->tags[use], 1, memory_order_relaxed);
+    uint32_t quarter = ((uint32_t)over->highest_tag + 1) / 4;
+    uint32_t count = use == DLB_PAYLOAD_TAG ? 2 * quarter : quarter;
+    return (before + 1) % count + (uint32_t)use * quarter;
 }
 
 enum {

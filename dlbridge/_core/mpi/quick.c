@@ -893,7 +893,8 @@ static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const 
         new_posted(over, dest, false, sizeof(message_head) + kind_size(dl) + with_head);
     if (message == NULL)
         goto done;
-    message_head head = {dlb_next_tag(over, true), (uint32_t)over->rank, (uint64_t)tag};
+    message_head head = {dlb_next_tag(over, DLB_PAYLOAD_TAG), (uint32_t)over->rank,
+                         (uint64_t)tag};
     memcpy(message->data, &head, sizeof head);
     memcpy(write_kind(message->data + sizeof head, dl), data_of(&from), with_head);
     if (post_head(message, tag) < 0 ||
