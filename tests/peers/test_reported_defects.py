@@ -124,6 +124,7 @@ REPORTED: dict[int, dict[str, str]] = {
     42: {"torch": ""},
     43: {"torch": ""},
     44: {"jax": ""},
+    46: {"torch": ""},
 }
 
 # Lines of which nothing is reported.
