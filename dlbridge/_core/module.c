@@ -180,7 +180,7 @@ static PyMethodDef methods[] = {
      "    a: a Tensor, or anything that `from_dlpack` takes.\n"
      "    b: the other one.\n\n"
      "Raises:\n"
-     "    UnsupportedTypeError: one is no tensor.\n"
+     "    UnsupportedTypeError: one is not a tensor.\n"
      "    ExchangeError: the values of one cannot be read."},
     {"join", dlb_join, METH_O,
      "join($module, buffers, /)\n--\n\nOne bytes object of a list of buffers."},

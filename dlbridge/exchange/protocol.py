@@ -64,12 +64,14 @@ _ACCESSORS = {
 
 
 def advise(x: object) -> str:
-    """Return the end of a text that `x` is no tensor: how to get one out of it, or ""."""
+    """Return the end of a text that `x` is not a tensor: how to get one out of it, or ""."""
     if isinstance(x, (dict, list, tuple, set, frozenset)):
         numbers = "" if isinstance(x, dict) else ", as_tensor takes nested numbers"
         return f"; convert_tree converts the tensors inside{numbers}"
     if isinstance(x, (int, float, complex)):
         return "; as_tensor takes numbers"
+    if callable(getattr(type(x), "state_dict", None)):
+        return "; convert_tree converts the tensors of x.state_dict()"
     accessor = _ACCESSORS.get(root_module(type(x)))
     if accessor is None and hasattr(type(x), "__array__"):
         accessor = "numpy.asarray(x)"
@@ -112,6 +114,10 @@ def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         UnsupportedTypeError: it speaks none.
         ExchangeError: it refuses, or what it hands out cannot be used.
     """
+    if isinstance(x, type):
+        raise UnsupportedTypeError(
+            f"from_dlpack: the class {x.__qualname__} is not a tensor; pass an object of it"
+        )
     if is_capsule(x):
         ordering.refuse_zero(policy)  # before the capsule is consumed
         context.route.append("capsule")
@@ -134,7 +140,7 @@ def _take_buffer(x: Any, policy: Policy, context: ExchangeContext) -> native.Ten
         memory = memoryview(x)
     except TypeError:
         raise UnsupportedTypeError(
-            f"from_dlpack: {describe(x)} is no tensor: it has no __dlpack__, no "
+            f"from_dlpack: {describe(x)} is not a tensor: it has no __dlpack__, no "
             f"__cuda_array_interface__, no __array_interface__ and no buffer{advise(x)}"
         ) from None
     except Exception as error:

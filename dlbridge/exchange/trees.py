@@ -662,7 +662,7 @@ _DESCRIPTIONS = frozenset(
 
 
 def _is_plain(x: Any) -> bool:
-    """Return whether `x`, which is no tensor and no container, is plain data."""
+    """Return whether `x`, which is not a tensor and no container, is plain data."""
     if isinstance(x, (set, frozenset)):
         return all(map(_is_plain, x))
     if isinstance(x, (np.ndarray, np.generic)):

@@ -184,7 +184,14 @@ def _plain_array(x: Any, pyarrow: Any) -> Any:
         return x.to_tensor()
     if pyarrow.types.is_integer(x.type) or pyarrow.types.is_floating(x.type):
         return x
-    advice = "bits; cast it to uint8" if x.type == pyarrow.bool_() else "no plain numbers"
+    if x.type == pyarrow.bool_():
+        advice = "bits; cast it to uint8"
+    elif pyarrow.types.is_fixed_size_list(x.type):
+        advice = (
+            f"lists; pass x.flatten(), and reshape the result to ({len(x)}, {x.type.list_size})"
+        )
+    else:
+        advice = "no plain numbers"
     raise ExchangeError("dtype", f"from_dlpack: a pyarrow array of {x.type} holds {advice}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlbridge import registry
-from dlbridge.errors import UnsupportedTypeError
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.kernel import Kernel
@@ -61,13 +61,24 @@ _DOC = """Return `f` as a function of {title} {noun}s.
 
 def _add_function(row: registry.Row) -> None:
     def to_func(f: Any, /) -> Callable[..., Any]:
-        kernel = f if isinstance(f, Kernel) else wrap(f)
+        kernel = f if isinstance(f, Kernel) else _wrap(f, row.func)
         bound: Callable[..., Any] = getattr(kernel, row.name)
         return bound
 
     to_func.__name__ = to_func.__qualname__ = row.func
     to_func.__doc__ = _DOC.format(title=row.title, noun=row.noun)
     globals()[row.func] = to_func
+
+
+def _wrap(f: Any, call: str) -> Kernel:
+    """Wrap a function; refuse it in the name of the call that was made."""
+    try:
+        return wrap(f)
+    except (ArgumentError, UnsupportedTypeError) as error:
+        text = f"{call}: {str(error).removeprefix('wrap: ')}"
+        if isinstance(error, ArgumentError):
+            text += f", to dlbridge.wrap, whose Kernel {call} takes"
+        raise type(error)(text) from None
 
 
 registry.for_each(_add_function)

@@ -121,6 +121,8 @@ _FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-shared", *[f"-Werror={mistake}" for mistake in _MISTAKES]
 )  # fmt: skip
 _HEADERS = ("dlpack.h", "dlbridge_kernel.h")
+# What they declare, in the words of a compiler that misses it.
+_DECLARED = re.compile(r"\W(dlb_\w+|DLB_\w+|DL(Tensor|DataType|Device)\w*)\W")
 
 
 def compile_c(
@@ -227,6 +229,13 @@ def include_directory() -> Path:
     raise KernelError(f"compile_c: dlbridge was installed without its headers {_HEADERS}")
 
 
+def _advice(source: str, said: str) -> str:
+    """Return what to do where a source uses what it does not include, or ""."""
+    if "dlbridge_kernel.h" in source or not _DECLARED.search(said):
+        return ""
+    return ', which lacks #include "dlbridge_kernel.h"'
+
+
 def _build(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Path:
     """Return the path of the library, compiled unless it is in the cache; show the warnings."""
     key, said = _key(source, flags, compiler), ""
@@ -237,7 +246,8 @@ def _build(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Pa
         done = _compile(source, flags, compiler, "-o", str(made), folder=folder)
         said = done.stderr.strip()
         if done.returncode != 0:
-            raise ArgumentError(f"compile_c: {compiler[0]} cannot compile the source:\n{said}")
+            source_is = f"the source{_advice(source, said)}"
+            raise ArgumentError(f"compile_c: {compiler[0]} cannot compile {source_is}:\n{said}")
         return made.read_bytes()
 
     path = cache.entry(key, ".so", make)

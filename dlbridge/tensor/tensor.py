@@ -222,7 +222,10 @@ class Tensor(native.TensorBase):
         """
         count = self.size * self._dtype_triple[2]
         if count != 1:
-            raise ArgumentError(f"only one element makes a number; the tensor has {count}")
+            raise ArgumentError(
+                f"only a tensor of one element becomes a number, this one has {count}; "
+                "tolist() returns all of them"
+            )
         return values.as_array(self, "item()").reshape(-1)[0].item()
 
     def tolist(self) -> Any:
@@ -418,6 +421,35 @@ def _require_alignment(tensor: Tensor, alignment: int, call: str) -> None:
             f"{tensor.data_ptr:#x}; use tensor.copy(), which is aligned to 64",
         )
 
+
+# ---- arithmetic, which there is none of ----
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+_COMPARED = "lt le gt ge"
+_UNARY = "neg pos abs invert"
+
+
+def _refuse_arithmetic(name: str) -> Callable[..., Any]:
+    """Return the method of an operator: it refuses numbers and Tensors; others may know better."""
+
+    def operator(self: Tensor, *others: object) -> Any:
+        if not isinstance(others[0] if others else self, (native.TensorBase, Number)):
+            return NotImplemented
+        raise UnsupportedTypeError(
+            f"Tensor.{name}: a Tensor exchanges memory and computes nothing; convert it first, for "
+            "example with dlbridge.to_numpy(x), which shares the memory"
+        )
+
+    operator.__name__ = name
+    operator.__qualname__ = f"Tensor.{name}"
+    return operator
+
+
+for _name in (
+    *(f"__{prefix}{each}__" for each in _BINARY.split() for prefix in ("", "r")),
+    *(f"__{each}__" for each in f"{_COMPARED} {_UNARY}".split()),
+):
+    setattr(Tensor, _name, _refuse_arithmetic(_name))
 
 native.set_hooks(
     tensor_type=Tensor,

@@ -29,6 +29,13 @@ class Refusing:
         return 1, 0
 
 
+class Module:
+    """With tensors inside, as a torch.nn.Module."""
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"weight": X}
+
+
 RECORDS = np.zeros(2, [("a", "i4"), ("b", "f4")])
 
 # What is passed; the reason; what came; what to do.
@@ -39,6 +46,8 @@ NOT_TENSORS: dict[str, tuple[Any, str, str, str]] = {
     "set": ({1}, "type", "set", "convert_tree"),
     "float": (3.0, "type", "float", "as_tensor takes numbers"),
     "array-like": (Arraylike(), "type", "Arraylike", "pass numpy.asarray(x)"),
+    "class": (np.ndarray, "type", "the class ndarray", "pass an object of it"),
+    "module": (Module(), "type", "Module", "convert_tree converts the tensors of x.state_dict()"),
     "None": (None, "type", "NoneType", "no __dlpack__"),
     "text": (np.array(["a"]), "dtype", "<U1", "encode the text as numbers"),
     "bytes": (np.array([b"a"]), "dtype", "S1", "encode the text as numbers"),

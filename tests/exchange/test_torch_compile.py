@@ -105,3 +105,14 @@ def test_dlbridge_may_be_imported_after_dynamo(run_python: Any) -> None:
         assert double(torch.ones(3)).tolist() == [2, 2, 2]
         """
     ).check()
+
+
+@pytest.mark.parametrize("call", [dlbridge.to_numpy, dlbridge.to_jax])
+def test_a_trace_that_keeps_values_as_constants_warns(
+    torch: Any, framework: Any, call: Any
+) -> None:
+    """As `x.numpy()` does there."""
+    if call is dlbridge.to_jax:
+        framework("jax")
+    with pytest.warns(torch.jit.TracerWarning, match=f"{call.__name__}: torch.jit.trace cannot"):
+        torch.jit.trace(lambda x: (call(x), x + 1)[1], torch.ones(3))

@@ -127,6 +127,16 @@ def test_a_mistake_that_computes_garbage_is_an_error(cache: Path, said: str) -> 
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "body", ["int f(void *c, DLTensor *x, int n);", "int f(void) { return dlb_get_bool(0, 0); }"]
+)
+def test_a_source_without_the_header_is_told_so(cache: Path, body: str) -> None:
+    with pytest.raises(ArgumentError, match=r'which lacks #include "dlbridge_kernel\.h":'):
+        dlbridge.compile_c(body, "f")
+    with pytest.raises(ArgumentError, match="cannot compile the source:"):
+        dlbridge.compile_c("int f(void) { return other(); }", "f")
+
+
 def test_such_a_mistake_can_be_allowed() -> None:
     source = (
         f"{HEADER}int f(void *context, DLTensor *args, int count) {{ int x = args; return 0; }}"

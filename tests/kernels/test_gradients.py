@@ -145,7 +145,7 @@ WRONG = {
     "kind": (
         lambda grad: (1.0, grad),
         UnsupportedTypeError,
-        "vjps::axpy: its vjp must return a gradient; it returned for 'x': float is no tensor",
+        "vjps::axpy: its vjp must return a gradient; it returned for 'x': float is not a tensor",
     ),
 }
 

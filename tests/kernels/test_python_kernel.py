@@ -259,7 +259,7 @@ WRONG = {
     "kind": (
         lambda x, y: "x",
         UnsupportedTypeError,
-        "py::add: the function returned str, which is no tensor",
+        "py::add: the function returned str, which is not a tensor",
     ),
 }
 

@@ -96,6 +96,11 @@ WRONG_CALLS: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         "argument 'beta': not expected; it takes x, y, w, alpha, axis, out",
     ),
     (
+        (X, Y),
+        {"axsi": 1},
+        "argument 'axsi': not expected; it takes x, y, w, alpha, axis, out; did you mean 'axis'?",
+    ),
+    (
         (X, Y, Z, 2.0),
         {},
         "expected at most 3 arguments by position (x, y, w), got 4; by name only: alpha, axis",

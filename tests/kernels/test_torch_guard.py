@@ -287,7 +287,7 @@ def test_missing_symbols_close_the_direct_path(run_python: Any) -> None:
 
 @pytest.mark.subprocess
 def test_c_compares_by_itself_what_it_is_told(run_python: Any) -> None:
-    """Words of a sample that are others, or a sample that is no tensor, close the path."""
+    """Words of a sample that are others, or a sample that is not a tensor, close the path."""
     code = """
         import torch, dlbridge
         from dlbridge._core import native

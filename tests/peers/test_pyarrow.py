@@ -101,6 +101,13 @@ def test_nulls_inside_of_an_array_of_tensors_are_refused() -> None:
     assert from_dlpack(array[1:]).tolist() == [[3, 4]]
 
 
+def test_lists_of_one_length_are_refused_with_advice() -> None:
+    array = pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2))
+    said = refused("dtype", to_numpy, array)
+    assert "pass x.flatten(), and reshape the result to (3, 2)" in said
+    assert to_numpy(array.flatten()).reshape(3, 2).tolist() == array.tolist()
+
+
 def test_buffers() -> None:
     buffer = pa.py_buffer(b"abc")
     tensor = from_dlpack(buffer)

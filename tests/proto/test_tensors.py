@@ -235,7 +235,7 @@ def test_make_tensor_proto_is_tensorflows(oracle: Oracle) -> None:
         make_tensor_proto(1, verify_shape=True, allow_broadcast=True)
 
 
-# ---- what is no tensor --------------------------------------------------------------------------
+# ---- what is not a tensor ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["string", "qint8"])

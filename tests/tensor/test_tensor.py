@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import dlbridge
 from dlbridge._core import ffi, native
 from dlbridge.dtype import DType
 from dlbridge.errors import (
@@ -998,3 +999,25 @@ def test_the_array_struct_keeps_the_memory():
 def test_memory_that_the_array_interface_cannot_name_has_none(tensor):
     assert not hasattr(tensor, "__array_interface__")
     assert not hasattr(tensor, "__array_struct__")
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["x + 1", "1 + x", "x - x", "2.0 * x", "x @ x", "x / 2", "-x", "abs(x)", "x < 1", "1 < x",
+     "x ** 2", "x & x", "x // 2", "x % 2", "~x", "x << 1"],
+)  # fmt: skip
+def test_arithmetic_is_refused_with_advice(expression):
+    with pytest.raises(dlbridge.UnsupportedTypeError, match=r"computes nothing.*to_numpy\(x\)"):
+        eval(expression, {"x": dlbridge.ones(2)})
+
+
+def test_arithmetic_with_arrays_is_theirs():
+    x, array = dlbridge.ones(2), np.arange(2.0)
+    assert (x + array).tolist() == (array + x).tolist() == [1, 2]
+    assert np.add(x, 1).tolist() == [2, 2]
+    assert (x < array).tolist() == [False, False]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        x + object()

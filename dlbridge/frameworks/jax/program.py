@@ -307,9 +307,13 @@ def _with_refusal(program: Program, call: Call) -> Any:
 
 
 def _missing(program: Program) -> KernelError:
+    schema = program.kernel.schema
+    writes = schema is not None and schema.mutated
+    forward = "" if writes else ", and with jvp= for jax.jvp, jax.jacfwd and jax.hessian"
     return KernelError(
-        f"{program.kernel.name}: a gradient would pass through this kernel, and it has none; "
-        f"{gradients.remedy(program.kernel)}, or stop the gradient with jax.lax.stop_gradient"
+        f"{program.kernel.name}: a derivative would pass through this kernel, and it has none; "
+        f"{gradients.remedy(program.kernel)}{forward}, or stop the derivative with "
+        "jax.lax.stop_gradient"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar
@@ -157,6 +158,8 @@ class Torch(Framework):
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's."""
         _refuse_without_memory(x)
+        if sys.modules["torch"]._C._get_tracing_state() is not None:
+            _warn_of_trace(policy)
         # Where nothing is recorded, no gradient can be lost.
         is_recorded = x.requires_grad and sys.modules["torch"].is_grad_enabled()
         if is_recorded and policy.grad != "detach":
@@ -284,6 +287,17 @@ def _resolved(x: Any, reason: str, resolve: str, policy: Policy, context: Exchan
             "copy=False forbids the copy that resolves it",
         )
     return context.copying("torch", reason, lambda: getattr(x, resolve)())
+
+
+def _warn_of_trace(policy: Policy) -> None:
+    """Warn as `x.numpy()` does: torch.jit.trace records nothing of what is done with the memory."""
+    torch = sys.modules["torch"]
+    warnings.warn(
+        f"{policy.call}: torch.jit.trace cannot record what happens to the memory of a tensor, so "
+        "that the values are constants in the trace; wrap the function with dlbridge.wrap",
+        category=torch.jit.TracerWarning,
+        stacklevel=2,
+    )
 
 
 def _refuse_without_memory(x: Any) -> None:

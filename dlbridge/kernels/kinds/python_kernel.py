@@ -213,7 +213,7 @@ class Support:
             tensor: native.TensorBase = exchange.convert(value, "dlbridge", grad="detach")
         except UnsupportedTypeError:
             raise UnsupportedTypeError(
-                f"{self.name}: the function returned {describe(value)}, which is no tensor"
+                f"{self.name}: the function returned {describe(value)}, which is not a tensor"
             ) from None
         return tensor
 

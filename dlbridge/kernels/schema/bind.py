@@ -42,6 +42,7 @@ from dlbridge.kernels.schema.parts import (
     same_shape,
 )
 from dlbridge.shape import MAX_RANK
+from dlbridge.text import did_you_mean
 
 if TYPE_CHECKING:
     from dlbridge.dtype import DType
@@ -124,7 +125,10 @@ def _unexpected(schema: Schema, name: str) -> DLBridgeError:
     known = f"it takes {', '.join(takes)}" if takes else "it takes none"
     if name == "out":
         known = "it has no results"
-    return UnsupportedTypeError(f"{schema.qualified}: argument {name!r}: not expected; {known}")
+    meant = did_you_mean(name, takes)
+    return UnsupportedTypeError(
+        f"{schema.qualified}: argument {name!r}: not expected; {known}{meant}"
+    )
 
 
 def _read_out(schema: Schema, out: Any) -> list[Any]:

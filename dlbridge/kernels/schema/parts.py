@@ -506,7 +506,7 @@ def described(value: Any) -> Described:
     """
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if dtype is None or not hasattr(type(value), "shape"):
-        raise UnsupportedTypeError(f"{protocol.describe(value)} is no tensor")
+        raise UnsupportedTypeError(f"{protocol.describe(value)} is not a tensor")
     return Described(_extents(shape), as_dtype(dtype), protocol.describe(value), _place(value))
 
 
