@@ -508,6 +508,7 @@ def torch_direct_open(
 ) -> bool:
     """Find what the guard of direct calls reads; False when something is missing."""
 
+def torch_tracing(function: Callable[[], object], /) -> None: ...
 def torch_direct_learn(tensor: object, /) -> None: ...
 def torch_direct_cuda(
     plain: int, inference: int, try_cuda: Callable[[Any], bool | None], /

@@ -107,7 +107,7 @@ def test_dlbridge_may_be_imported_after_dynamo(run_python: Any) -> None:
     ).check()
 
 
-@pytest.mark.parametrize("call", [dlbridge.to_numpy, dlbridge.to_jax])
+@pytest.mark.parametrize("call", [dlbridge.to_numpy, dlbridge.to_jax, dlbridge.from_dlpack])
 def test_a_trace_that_keeps_values_as_constants_warns(
     torch: Any, framework: Any, call: Any
 ) -> None:

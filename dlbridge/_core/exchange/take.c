@@ -185,7 +185,10 @@ static int take_torch_alias(PyObject *x, const DLPackExchangeAPI *table,
 static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
     if (!dlb_torch_is_plain(x))
         return DLB_DECLINED;
-    int status = dlb_torch_take(x, view);
+    int status = dlb_torch_is_traced();
+    if (status != 0) /* the Python way warns */
+        return status < 0 ? -1 : DLB_DECLINED;
+    status = dlb_torch_take(x, view);
     if (status != DLB_DECLINED)
         return status;
     status = take_torch_alias(x, table, view);

@@ -156,6 +156,26 @@ dlb_torch_thread dlb_torch_thread_state(void) {
     return dlb_internals.function_mode() || has_callbacks() ? DLB_TORCH_OTHER : state;
 }
 
+/* torch._C._get_tracing_state, once it was handed in */
+static PyObject *tracing_state;
+
+int dlb_torch_is_traced(void) {
+    const thread_keys *keys = direct.open ? keys_of_thread() : NULL;
+    /* A trace includes a key of its own, as modes and transforms do. */
+    if (tracing_state == NULL ||
+        (keys != NULL && (keys->included & ~direct.inference_thread.included) == 0))
+        return 0;
+    PyObject *state = PyObject_CallNoArgs(tracing_state);
+    Py_XDECREF(state);
+    return state == NULL ? -1 : state != Py_None;
+}
+
+/* torch_tracing(function): what returns None in threads that trace nothing. */
+static PyObject *learn_tracing(PyObject *Py_UNUSED(module), PyObject *function) {
+    Py_XSETREF(tracing_state, Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
 bool dlb_torch_is_exact(PyObject *x) {
     return direct.open &&
            (Py_TYPE(x) == direct.tensor_type || Py_TYPE(x) == direct.parameter_type);
@@ -643,6 +663,9 @@ PyMethodDef dlb_torch_functions[] = {
     {"torch_lend", lend, METH_O,
      "torch_lend($module, tensor, /)\n--\n\nA Tensor over the memory of a "
      "torch.Tensor, or None."},
+    {"torch_tracing", learn_tracing, METH_O,
+     "torch_tracing($module, function, /)\n--\n\nHand in what returns None in threads "
+     "where torch.jit traces nothing."},
     {"torch_direct_learn", learn_inference, METH_O,
      "torch_direct_learn($module, tensor, /)\n--\n\nLearn what inference mode looks "
      "like."},

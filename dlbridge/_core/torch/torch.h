@@ -159,6 +159,8 @@ typedef enum {
 } dlb_torch_thread;
 
 dlb_torch_thread dlb_torch_thread_state(void);
+/* Whether torch.jit traces in this thread; -1 with an exception. */
+int dlb_torch_is_traced(void);
 /* torch.Tensor or torch.nn.Parameter, no other subclass. */
 bool dlb_torch_is_exact(PyObject *x);
 /* A dense tensor of the CPU or, once that was tried on one, of CUDA, whose memory is

@@ -104,6 +104,7 @@ def _open_guard() -> bool:
     if found is None or not _agrees(torch, found, sample):
         return False
     native.torch_places(found.places)
+    native.torch_tracing(torch._C._get_tracing_state)
     if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
         return False
     _open_direct(torch)
