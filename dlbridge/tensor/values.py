@@ -460,7 +460,9 @@ def _check_range(array: Array, target: DType) -> None:
     high = (1 << target.bits - signed) - 1
     for value in (int(array.min()), int(array.max())):
         if not low <= value <= high:
-            raise ExchangeError("dtype", f"a value does not fit {target}, {low} to {high}: {value}")
+            raise ExchangeError(
+                "dtype", f"the value {value} does not fit {target}, {low} to {high}"
+            )
 
 
 def _overlap(a: native.TensorBase, b: native.TensorBase) -> bool:

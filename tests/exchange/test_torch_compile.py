@@ -92,8 +92,9 @@ def test_an_array_that_is_written_in_the_graph_is_the_callers(torch: Any) -> Non
 
 
 @pytest.mark.subprocess
-def test_dlbridge_may_be_imported_after_dynamo(run_python: Any) -> None:
+def test_dlbridge_may_be_imported_after_dynamo(torch: Any, run_python: Any) -> None:
     """As in a program that imports a library of models first."""
+    needs_a_graph_with_exchanges(torch)
     run_python(
         """
         import numpy as np, torch, torch._dynamo, torch.utils.data
