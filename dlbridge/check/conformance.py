@@ -1,7 +1,7 @@
 """Check a producer or a consumer against the catalogue of rules, and report.
 
-The checks run in a child process, one after the other. Where one crashes or hangs, that is its
-verdict, and a new child goes on with the next rule.
+The checks run in a child process, one after the other, beside it those that need a process of their
+own. Where one crashes or hangs, that is its verdict, and a new child goes on with the next rule.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -296,21 +297,7 @@ def _run(
         chosen = tuple(each for each in chosen if each.id in only)
     if not timeout > 0:
         raise ArgumentError(f"{call}: timeout must be a positive number of seconds, got {timeout}")
-    outcomes: dict[str, tuple[str, str]] = {}
-
-    def tell(more: int = 0) -> None:
-        if progress is not None:
-            progress(len(outcomes) + more, len(chosen))
-
-    tell()
-    waiting = [each for each in chosen if not each.alone]
-    while waiting:
-        outcomes |= _in_child(call, side, name, waiting, timeout, tell)
-        waiting = [each for each in waiting if each.id not in outcomes]
-    for each in chosen:
-        if each.alone:
-            outcomes |= _in_child(call, side, name, [each], timeout, tell)
-    tell()
+    outcomes = _Run(call, side, name, timeout, progress).outcomes_of(chosen)
     return Report(
         side,
         name,
@@ -321,84 +308,142 @@ def _run(
     )
 
 
-def _in_child(
-    call: str,
-    side: Side,
-    name: str,
-    chosen: Sequence[Rule],
-    timeout: float,
-    tell: Callable[[int], None],
-) -> dict[str, tuple[str, str]]:
-    """Return the outcomes of one child: up to the first crash, or all.
+_Outcomes = dict[str, tuple[str, str]]
 
-    `tell` is called with the number of rules that are done, each time that the child says more.
-    """
-    reader, writer = os.pipe()
-    code = "import sys; from dlbridge.check.conformance import serve; serve(*sys.argv[1:])"
-    with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, side, name, str(writer), *(each.id for each in chosen)],
-            env=environment(),
-            pass_fds=[writer],
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-        )
-        os.close(writer)
+
+class _Run:
+    """The processes in which rules are checked, as many at once as there are processors."""
+
+    def __init__(
+        self,
+        call: str,
+        side: Side,
+        name: str,
+        timeout: float,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._call, self._side, self._name, self._timeout = call, side, name, timeout
+        self._progress = progress or (lambda _done, _total: None)
+        self._running: dict[int, _Child] = {}
+
+    def outcomes_of(self, chosen: Sequence[Rule]) -> _Outcomes:
+        """Check rules: those that need a process of their own beside the others."""
+        outcomes: _Outcomes = {}
+        together = [each for each in chosen if not each.alone]
+        waiting = [together] if together else []
+        waiting += [[each] for each in chosen if each.alone]
         try:
-            lines, in_time = _listen(reader, timeout, tell)
-            child.wait(timeout=timeout if in_time else 0.01)
-        except subprocess.TimeoutExpired:
-            in_time = False
+            while waiting or self._running:
+                done = len(outcomes) + sum(child.done for child in self._running.values())
+                self._progress(done, len(chosen))
+                while waiting and len(self._running) < (os.cpu_count() or 1):
+                    child = _Child(self._side, self._name, waiting.pop(0), self._timeout)
+                    self._running[child.reader] = child
+                for child in self._listen():
+                    del self._running[child.reader]
+                    outcomes |= child.outcomes(self._call)
+                    rest = [each for each in child.chosen if each.id not in outcomes]
+                    if rest:
+                        waiting.insert(0, rest)
         finally:  # also after an interrupt
-            os.close(reader)
-            child.kill()
-            child.wait()
-        errors.seek(0)
-        printed = errors.read()
-    ending = _ending(child.returncode, in_time, timeout, printed)
-    outcomes: dict[str, tuple[str, str]] = {}
-    running = None
-    for line in lines:
-        if line == _END:
-            break
-        if line[0] == "error":
-            raise ArgumentError(f"{call}: {name}: {line[1]}")
-        if line[0] == "start":
-            running = line[1]
-        else:
-            outcomes[line[0]] = (line[1], line[2])
-            running = None
-    if running is not None:
-        outcomes[running] = ("crashed", ending or _SILENT)
-    elif not lines:
-        raise ArgumentError(f"{call}: {name} cannot be used: {ending or _SILENT}")
-    elif chosen[0].alone and ending and outcomes[chosen[0].id][0] == "passed":
-        outcomes[chosen[0].id] = ("crashed", ending)
-    return outcomes
+            for child in self._running.values():
+                child.end()
+        self._progress(len(outcomes), len(chosen))
+        return outcomes
+
+    def _listen(self) -> list[_Child]:
+        """Wait until a process says something or its time is over; return those that are done."""
+        first = min(child.deadline for child in self._running.values())
+        patience = max(0.0, first - time.monotonic())
+        ready, _, _ = select.select([*self._running], [], [], patience)
+        return [
+            child
+            for child in self._running.values()
+            if (child.read() if child.reader in ready else child.deadline <= time.monotonic())
+        ]
+
+
+class _Child:
+    """A process that checks rules up to the first crash, or all."""
+
+    def __init__(self, side: Side, name: str, chosen: Sequence[Rule], timeout: float) -> None:
+        self.name, self.chosen, self.timeout = name, chosen, timeout
+        self.reader, writer = os.pipe()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        code = "import sys; from dlbridge.check.conformance import serve; serve(*sys.argv[1:])"
+        words = [side, name, str(writer), *(each.id for each in chosen)]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, *words],
+                env=environment(),
+                pass_fds=[writer],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+            )
+        finally:
+            os.close(writer)
+        self._text = b""
+        self._in_time = False
+        self.deadline = time.monotonic() + timeout
+
+    @property
+    def done(self) -> int:
+        """How many rules are done: the last that began is not."""
+        return max(0, self._text.count(b'["start"') - 1)
+
+    def read(self) -> bool:
+        """Read what it says; return whether that was the last."""
+        more = os.read(self.reader, 65536)
+        self._text += more
+        self.deadline = time.monotonic() + self.timeout
+        self._in_time = not more or self._text.endswith(json.dumps(_END).encode() + b"\n")
+        return self._in_time
+
+    def end(self) -> bytes:
+        """End the process, if it has not ended, and return what it printed."""
+        os.close(self.reader)
+        self._process.kill()
+        self._process.wait()
+        with self._errors:
+            self._errors.seek(0)
+            return self._errors.read()
+
+    def outcomes(self, call: str) -> _Outcomes:
+        """Return the outcomes of a process that is done or late."""
+        try:
+            self._process.wait(timeout=self.timeout if self._in_time else 0.01)
+        except subprocess.TimeoutExpired:
+            self._in_time = False
+        finally:  # also after an interrupt
+            printed = self.end()
+        ending = _ending(self._process.returncode, self._in_time, self.timeout, printed)
+        whole = self._text[: self._text.rfind(b"\n") + 1]
+        lines: list[list[str]] = [json.loads(line) for line in whole.splitlines()]
+        outcomes: _Outcomes = {}
+        running = None
+        for line in lines:
+            if line == _END:
+                break
+            if line[0] == "error":
+                raise ArgumentError(f"{call}: {self.name}: {line[1]}")
+            if line[0] == "start":
+                running = line[1]
+            else:
+                outcomes[line[0]] = (line[1], line[2])
+                running = None
+        first = self.chosen[0]
+        if running is not None:
+            outcomes[running] = ("crashed", ending or _SILENT)
+        elif not lines:
+            raise ArgumentError(f"{call}: {self.name} cannot be used: {ending or _SILENT}")
+        elif first.alone and ending and outcomes[first.id][0] == "passed":
+            outcomes[first.id] = ("crashed", ending)
+        return outcomes
 
 
 _END = ["end"]  # the last line: a process that the peer left behind may keep the pipe open
 _SILENT = "its process ended with status 0 before it answered"
-
-
-def _listen(
-    reader: int, timeout: float, tell: Callable[[int], None]
-) -> tuple[list[list[str]], bool]:
-    """Return the child's lines, and whether each came in time."""
-    text, end = b"", json.dumps(_END).encode() + b"\n"
-    ready: list[int] = []
-    while not text.endswith(end):
-        ready, _, _ = select.select([reader], [], [], timeout)
-        if not ready:
-            break
-        more = os.read(reader, 65536)
-        if not more:
-            break
-        text += more
-        tell(max(0, text.count(b'["start"') - 1))  # the last that began is not done
-    whole = text[: text.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], bool(ready)
 
 
 def _ending(status: int, in_time: bool, timeout: float, printed: bytes) -> str:

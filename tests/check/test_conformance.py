@@ -16,7 +16,7 @@ import pytest
 
 import dlbridge as dlb
 from dlbridge import cli
-from dlbridge.check import rules
+from dlbridge.check import conformance, rules
 from dlbridge.check.conformance import (
     Report,
     Verdict,
@@ -285,6 +285,49 @@ def test_progress_begins_before_the_first_rule_and_the_verdict_comes_last(
     assert cli.main(["check", "numpy:array", "--only", only[0]]) == 0
     (verdict,) = capsys.readouterr().out.splitlines()
     assert verdict == "producer numpy:array: 1 passed, 0 failed, 0 crashed, 0 skipped"
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("processors", [1, 2, None])
+def test_a_rule_with_a_process_of_its_own_runs_beside_the_others(
+    processors: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many processes at once as there are processors; a peer takes seconds to import."""
+    alone = next(each.id for each in rules("producer") if each.alone)
+    only = ["producer.device_pair", "producer.flags_known", alone]
+    most = [0]
+    listen = conformance._Run._listen
+
+    def watch(run: Any) -> Any:
+        most.append(len(run._running))
+        return listen(run)
+
+    monkeypatch.setattr(conformance.os, "cpu_count", lambda: processors)
+    monkeypatch.setattr(conformance._Run, "_listen", watch)
+    report = dlb.check_producer("numpy:array", only=only)
+    assert [each.outcome for each in report.verdicts] == ["passed"] * 3
+    assert max(most) == (processors or 1)
+
+
+@pytest.mark.subprocess
+def test_an_interrupt_of_a_check_ends_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[Any] = []
+    start = conformance._Child.__init__
+
+    def remember(child: Any, *arguments: Any) -> None:
+        start(child, *arguments)
+        children.append(child)
+
+    def interrupt(run: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conformance.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(conformance._Child, "__init__", remember)
+    monkeypatch.setattr(conformance._Run, "_listen", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        dlb.check_producer("mistakes:hangs")
+    assert len(children) > 1
+    assert all(child._process.poll() is not None for child in children)
 
 
 @pytest.mark.subprocess
