@@ -12,6 +12,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # memory.py, for the page that draws with it
 
+import graph_reference  # noqa: E402
+
 import dlbridge  # noqa: E402
 
 project = "dlbridge"
@@ -123,6 +125,12 @@ def _link_policies(_app: Any, _what: str, _name: str, obj: Any, *arguments: Any)
         arguments[-1].extend(["", text, ""])
 
 
+def _show_operations(_app: Any, _what: str, name: str, obj: Any, *arguments: Any) -> None:
+    """A function of graphs says which operations it makes."""
+    if name.startswith("dlbridge.graph."):
+        arguments[-1].extend(graph_reference.declarations(obj))
+
+
 def _inside(*arguments: Any) -> None:
     """Links to a page outside of this folder lead to the page of the site that includes it."""
     source: list[str] = arguments[-1]
@@ -133,4 +141,6 @@ def setup(app: Any) -> None:
     """Connect what is written here."""
     app.connect("autodoc-process-docstring", _as_rst, 0)
     app.connect("autodoc-process-docstring", _link_policies, 900)
+    app.connect("autodoc-process-docstring", _show_operations, 900)
+    app.connect("builder-inited", lambda _app: graph_reference.write())
     app.connect("source-read", _inside)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,9 @@ from types import ModuleType
 import pytest
 
 import dlbridge
+import dlbridge.graph as tf
+from dlbridge import errors
+from dlbridge.graph.core.opdef import op_def
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -58,6 +63,77 @@ def test_the_reference_has_every_name_of(module: str) -> None:
     head = f"currentmodule:: dlbridge.{module}\n"
     listed = re.findall(r"^   (\w+)$", page.partition(head)[2].partition("```")[0], re.MULTILINE)
     assert sorted(listed) == sorted(names)
+
+
+def test_the_reference_has_every_exception() -> None:
+    """Each as `dlbridge.<name>`, or with the errors of other parts."""
+    page = (DOCS / "reference" / "check.md").read_text()
+    listed = page.partition("currentmodule:: dlbridge.errors")[2]
+    other = re.findall(r"^   (\w+Error)$", listed, re.MULTILINE)
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert {name for name in defined if name.endswith("Error")} == {
+        *(name for name in dlbridge.__all__ if name in defined),
+        *other,
+    }
+
+
+def test_the_reference_has_every_name_of_graphs() -> None:
+    """Of `tf` and of its modules, each once; what a program begins with has pages of its own."""
+    reference = load("graph_reference")
+    listed = []
+    for page in reference.pages().values():
+        module = ""
+        for kind, name in re.findall(r"^\.\. (?:py:|auto)(\w+):: (\S+)$", page, re.MULTILINE):
+            module = name if kind == "currentmodule" else module
+            listed += [] if kind == "currentmodule" else [f"{module}.{name}"]
+    listed += [f"dlbridge.graph.{name}" for name in reference.begun()]
+    spaces = {"dlbridge.graph": tf} | {
+        f"dlbridge.graph.{name}": space
+        for name, space in ((name, getattr(tf, name)) for name in dir(tf))
+        if isinstance(space, ModuleType)
+    }
+    assert {"dlbridge.graph.nn", "dlbridge.graph.linalg"} < spaces.keys()
+    for path, space in spaces.items():
+        public = {
+            name
+            for name in getattr(space, "__all__", dir(space))
+            if name[0] != "_" and not isinstance(getattr(space, name), ModuleType)
+        }
+        public -= {"annotations"}
+        found = [name.rpartition(".")[2] for name in listed if name.rpartition(".")[0] == path]
+        assert public <= set(found), path
+        assert len(found) == len(set(found)), path
+
+
+def test_each_docstring_of_graphs_says_more_than_its_name() -> None:
+    reference = load("graph_reference")
+    for entry in reference.entries():
+        if callable(entry.value) and entry.name not in tf._MESSAGES:
+            text = inspect.getdoc(entry.value) or ""
+            said = {*re.findall(r"[a-z]+", text.lower())} - {"return", "a", "an", "the", "of"}
+            assert len(said - {*re.findall(r"[a-z]+", entry.name.lower())}) >= 3, entry.shown
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("cos", ["Cos"]),
+        ("reduce_sum", ["Sum"]),
+        ("tensor_scatter_nd_max", ["TensorScatterMax"]),
+        ("div", ["RealDiv", "FloorDiv"]),
+        ("nn.max_pool", ["MaxPool"]),
+        ("get_variable", []),
+        ("Session", []),
+    ],
+)
+def test_an_entry_of_graphs_names_the_op_types_that_its_function_makes(
+    name: str, made: list[str]
+) -> None:
+    reference = load("graph_reference")
+    function = operator.attrgetter(name)(tf)
+    assert reference.op_types(function) == made
+    shown = "\n".join(reference.declarations(function))
+    assert [str(op_def(each)).partition("(")[0] in shown for each in made] == [True] * len(made)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(path.relative_to(DOCS)) for path in PAGES])

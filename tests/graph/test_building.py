@@ -12,7 +12,7 @@ import dlbridge.graph as tf
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.graph.core import opdef
 from dlbridge.graph.core.default_graph import apply
-from dlbridge.graph.core.notation import parse
+from dlbridge.graph.core.notation import Declaration, parse, write
 from dlbridge.graph.core.opdef import OpDef
 from dlbridge.proto import messages
 
@@ -335,6 +335,23 @@ def test_a_declaration_has_values_of_every_kind() -> None:
         tf.TensorShape([2, None]), [tf.TensorShape(None), tf.TensorShape([])], [True, False],
         [tf.int16], tf.TensorShape([]),
     ]  # fmt: skip
+
+
+def test_every_declaration_is_written_as_it_is_read() -> None:
+    """The reference shows them, and `str` of what `register_op` returns."""
+    declared = [
+        parse("Ns>Op(x: ref N * T, y: list(Tin), *, a: float = -1.5e2, b: float = inf, c: bool = "
+              "false, d: list({int8, half}) >= 1 = [half], g: shape = [2, -1], h: list(shape) = "
+              '[<unknown>, []], k: {"p", "q"} = "q", N: int >= 2)'),
+        *(Declaration(x.name, x.inputs, x.outputs, x.attributes) for x in
+          map(opdef.op_def, opdef.names())),
+    ]  # fmt: skip
+    for each in declared:
+        found = parse(write(each))
+        assert repr(found) == repr(each)
+    assert str(opdef.op_def("Cos")) == (
+        "Cos(x: T, *, T: {bfloat16, float16, float32, float64, complex64, complex128}) -> y: T"
+    )
 
 
 # ---- DLPack ------------------------------------------------------------------------------------

@@ -101,6 +101,57 @@ def parse(declaration: str) -> Declaration:
     return _Parser(declaration).read()
 
 
+def write(declaration: Declaration) -> str:
+    """Return the text of a declaration, which `parse` reads."""
+    parts = [_text_of_argument(each) for each in declaration.inputs]
+    attributes = [_text_of_attribute(each) for each in declaration.attributes.values()]
+    if attributes:
+        parts += ["*", *attributes]
+    results = [_text_of_argument(each) for each in declaration.outputs]
+    text = f"{declaration.name}({', '.join(parts)})"
+    if not results:
+        return text
+    return f"{text} -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"
+
+
+def _text_of_argument(argument: Argument) -> str:
+    kind = argument.type.name if argument.type is not None else argument.type_attr
+    if argument.type_list_attr is not None:
+        kind = f"list({argument.type_list_attr})"
+    number = f"{argument.number_attr} * " if argument.number_attr is not None else ""
+    return f"{argument.name}: {'ref ' if argument.is_ref else ''}{number}{kind}"
+
+
+def _text_of_attribute(attribute: Attribute) -> str:
+    element = attribute.kind.removeprefix("list(").removesuffix(")")
+    is_list = element != attribute.kind
+    kind = element
+    if attribute.allowed:
+        kind = f"{{{', '.join(_text_of_value(each) for each in attribute.allowed)}}}"
+    text = f"{attribute.name}: {f'list({kind})' if is_list else kind}"
+    if attribute.minimum is not None:
+        text += f" >= {attribute.minimum}"
+    if attribute.default is not MISSING:
+        text += f" = {_text_of_value(attribute.default)}"
+    return text
+
+
+def _text_of_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, bytes):
+        return f'"{value.decode()}"'
+    if isinstance(value, DataType):
+        return value.name
+    if isinstance(value, TensorShape):
+        if value.dims is None:
+            return "<unknown>"
+        return f"[{', '.join('-1' if dim is None else str(dim) for dim in value.as_list())}]"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text_of_value, value))}]"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
 # ---- words ---------------------------------------------------------------------------------------
 
 _WORD = re.compile(

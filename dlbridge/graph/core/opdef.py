@@ -22,7 +22,7 @@ from dlbridge.execution import registry
 from dlbridge.execution.errors import NotFoundError
 from dlbridge.execution.registry import FirstUse
 from dlbridge.graph.core.inference import Inference, checked, unknown
-from dlbridge.graph.core.notation import MISSING, Argument, Attribute, parse
+from dlbridge.graph.core.notation import MISSING, Argument, Attribute, Declaration, parse, write
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import DataType, as_dtype
@@ -397,6 +397,10 @@ class OpDef:
 
     def __repr__(self) -> str:
         return f"<OpDef {self.name}>"
+
+    def __str__(self) -> str:
+        """Return its declaration, in the notation of `register_op`."""
+        return write(Declaration(self.name, self.inputs, self.outputs, dict(self.attributes)))
 
 
 _FLAGS = (

@@ -353,7 +353,7 @@ def crelu(features: Any, name: str | None = None, axis: int = -1) -> Tensor:
 
 
 def silu(features: Any, beta: float = 1.0) -> Tensor:
-    """Return features * sigmoid(beta * features)."""
+    """Return features * sigmoid(beta * features), for floats of any shape; `beta` is a number."""
     x = convert_to_tensor(features, name="features")
     scaled = x if beta == 1.0 else result("Mul", (beta, x), "mul")
     return result("Mul", (x, result("Sigmoid", (scaled,))), "mul")

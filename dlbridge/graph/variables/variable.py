@@ -575,7 +575,7 @@ def model_variables(scope: str | None = None) -> list[Variable]:
 
 
 def trainable_variables(scope: str | None = None) -> list[Variable]:
-    """Return the trainable variables; see `global_variables`."""
+    """Return the variables in the collection `TRAINABLE_VARIABLES`; see `global_variables`."""
     return get_default_graph().get_collection(GraphKeys.TRAINABLE_VARIABLES, scope)
 
 
