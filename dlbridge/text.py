@@ -64,10 +64,14 @@ def _as_written(found: re.Match[str]) -> str:
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return the end of a text that refuses a word: the nearest of those that are known, or "".
 
+    There is none for private names, for which programs such as inspect ask every module.
+
     Example:
         >>> did_you_mean("torhc", ["numpy", "torch"])
         "; did you mean 'torch'?"
     """
+    if isinstance(word, str) and word.startswith("_"):
+        return ""
     from difflib import get_close_matches  # only once somebody has made a mistake
 
     lowered = {each.lower(): each for each in known}

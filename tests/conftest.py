@@ -31,6 +31,7 @@ sys.path.insert(0, str(HERE))  # so that tests may import the modules beside the
 import cpu_seconds  # noqa: E402
 from answers import FOLDER, Answers  # noqa: E402
 from dlpack_peers import NativePeer, compile_peer  # noqa: E402
+from preloading import Preloaded  # noqa: E402
 
 collect_ignore = ["graph/partition_oracle.py"]  # a program that starts servers
 
@@ -40,6 +41,7 @@ MARKERS = (
     "fast(chosen): in the fast ring only items whose parameters `chosen` accepts",
     "gpu: needs an NVIDIA GPU with a driver",
     "mpi: needs an MPI library; starts several processes",
+    "preloaded(framework): `run_python` forks from a process that has imported the framework",
     "subprocess: runs in a process of its own, because a peer may kill it",
     "timeout(seconds): how long the test may take, if longer than others",
     "unsanitized(reason): not with a core that is built with sanitizers",
@@ -377,19 +379,40 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def run_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """Return `run(code, *arguments, timeout=60, env={})`: Python code in a process of its own.
+def preloaded() -> Iterator[Callable[[str], Preloaded]]:
+    """Return a function of a framework's name: the process that has imported it."""
+    processes: dict[str, Preloaded] = {}
+    yield lambda name: processes.setdefault(name, Preloaded(name))
+    for each in processes.values():
+        each.close()
 
-    The code may import dlbridge and the modules beside this file.
+
+@pytest.fixture
+def run_python(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    preloaded: Callable[[str], Preloaded],
+) -> Callable[..., Run]:
+    """Return `run(code, *arguments, timeout=120, env={})`: Python code in a process of its own.
+
+    The code may import dlbridge and the modules beside this file. For a test with the marker
+    `preloaded(framework)` the process begins with that framework imported, if it is installed.
     """
     directory = tmp_path_factory.mktemp("run")
+    marker = request.node.get_closest_marker("preloaded")
+    ready = None
+    if marker is not None and importlib.util.find_spec(marker.args[0]) is not None:
+        ready = preloaded(marker.args[0])
 
     def run(code: str, *arguments: object, timeout: float = 120, **env: str) -> Run:
         path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), **env}
+        code, argv = textwrap.dedent(code), [str(argument) for argument in arguments]
+        if ready is not None:
+            return Run(*ready.run(code, argv, env, directory, timeout))
         done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
-            + [str(argument) for argument in arguments],
-            env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), **env},
+            [sys.executable, "-X", "faulthandler", "-c", code, *argv],
+            env=env,
             cwd=directory,
             capture_output=True,
             text=True,

@@ -227,7 +227,7 @@ def run_torch(run_python: Callable[..., Any], code: str, path: str) -> None:
 
 
 @PATHS
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_view_survives_a_torch_tensor_that_gets_another_storage(
     path: str, framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -259,7 +259,7 @@ def test_a_view_survives_a_torch_tensor_that_gets_another_storage(
 
 
 @PATHS
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_view_survives_the_cast_of_a_module(
     path: str, framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -278,7 +278,7 @@ def test_a_view_survives_the_cast_of_a_module(
 
 
 @PATHS
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_torch_refuses_to_resize_a_storage_that_was_lent(
     path: str, framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -308,7 +308,7 @@ def test_torch_refuses_to_resize_a_storage_that_was_lent(
     run_torch(run_python, code, path)
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_shared_memory_is_kept_by_a_view_of_a_torch_tensor(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -329,7 +329,7 @@ def test_shared_memory_is_kept_by_a_view_of_a_torch_tensor(
     run_torch(run_python, code, "direct")
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_view_survives_a_part_of_a_storage_that_goes_to_shared_memory(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -355,7 +355,7 @@ def test_a_view_survives_a_part_of_a_storage_that_goes_to_shared_memory(
     run_torch(run_python, code, "direct")
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_worker_of_a_data_loader_may_return_a_tensor_and_a_view_of_it(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -375,7 +375,7 @@ def test_a_worker_of_a_data_loader_may_return_a_tensor_and_a_view_of_it(
     run_torch(run_python, code, "direct")
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_kernel_without_the_gil_keeps_the_memory_of_its_torch_tensors(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -419,7 +419,7 @@ def test_a_kernel_without_the_gil_keeps_the_memory_of_its_torch_tensors(
     run_torch(run_python, CALLBACK + code, "direct")
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_kernel_keeps_the_memory_also_where_torch_lends_none(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -600,7 +600,7 @@ def test_a_resizable_buffer_of_pyarrow_moves_unasked(framework: Any) -> None:
     assert lent.data_ptr != buffer.address
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_shared_window_of_mpi4py_is_freed_unasked(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -624,7 +624,7 @@ def test_a_tensor_of_dlbridge_has_no_call_that_frees_or_moves_its_memory() -> No
     assert not names & {"close", "data", "delete", "free", "release", "resize", "set_", "resize_"}
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_request_of_mpi_that_is_under_way_keeps_the_memory_of_a_torch_tensor(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:
@@ -649,7 +649,7 @@ def test_a_request_of_mpi_that_is_under_way_keeps_the_memory_of_a_torch_tensor(
     run_torch(run_python, code, "general")
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_a_feed_of_a_graph_keeps_the_memory_of_a_torch_tensor(
     framework: Any, run_python: Callable[..., Any]
 ) -> None:

@@ -43,6 +43,7 @@ PRELUDE = f"""
 """
 
 
+@pytest.mark.preloaded("torch")
 def test_thousands_of_kernels_are_each_their_own(
     run_python: Callable[..., Any], framework: Callable[[str], Any]
 ) -> None:
@@ -68,6 +69,7 @@ def test_thousands_of_kernels_are_each_their_own(
     assert run_python(code, timeout=300).check().split() == ["ok", str(KERNELS)]
 
 
+@pytest.mark.preloaded("torch")
 def test_eight_threads_mix_eager_compiled_and_differentiated_calls(
     run_python: Callable[..., Any], framework: Callable[[str], Any]
 ) -> None:

@@ -247,7 +247,7 @@ def test_no_tensor_is_made_whose_strides_or_bytes_exceed_64_bits(shape: tuple[in
     assert native.torch_allocate(shape, (2, 32, 1)) is None
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_the_guard_opens_inside_any_mode(run_python: Any) -> None:
     """The first tensor may come while modes are on; the guard is tried on a thread without."""
     code = """
@@ -268,7 +268,7 @@ def test_the_guard_opens_inside_any_mode(run_python: Any) -> None:
     assert run_python(code).check().strip() == "done"
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_missing_symbols_close_the_direct_path(run_python: Any) -> None:
     """Another torch may have other names: then torch's dispatcher does everything."""
     code = """
@@ -285,7 +285,7 @@ def test_missing_symbols_close_the_direct_path(run_python: Any) -> None:
     assert run_python(code).check().strip() == "done"
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_c_compares_by_itself_what_it_is_told(run_python: Any) -> None:
     """Words of a sample that are others, or a sample that is not a tensor, close the path."""
     code = """
@@ -327,7 +327,7 @@ def needed_symbols() -> list[str]:
     return own + re.findall(r'\{"(\w+)", [^{}]*?REQUIRED\}', shim)
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_each_function_that_libtorch_lacks_is_named(run_python: Any) -> None:
     """One that was not found must not be called."""
     names = needed_symbols()
@@ -380,6 +380,7 @@ proofs.PROVED = {key: row._replace(places=wrong) for key, row in proofs.PROVED.i
         ),
     ],
 )
+@pytest.mark.preloaded("torch")
 def test_a_torch_that_is_not_as_proved_is_served_without_its_insides(
     run_python: Any, change: str, operators: str
 ) -> None:
@@ -426,7 +427,7 @@ ASKED = {
 
 
 @pytest.mark.fast(lambda check: check == "_behaves")
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 @pytest.mark.parametrize("check", [*FAILED_CHECKS, *ASKED])
 def test_a_check_that_fails_closes_its_path(run_python: Any, check: str) -> None:
     """Kernels and exchange are served in another way, with the same results."""

@@ -79,6 +79,7 @@ def test_threads_may_ask_for_the_same_operator_first(torch) -> None:
     assert not failures
 
 
+@pytest.mark.preloaded("torch")
 @pytest.mark.full
 def test_more_operators_than_the_pool_has(run_python, framework) -> None:
     """The last ones have bodies in Python; none is slower to call for the others' number."""

@@ -75,6 +75,7 @@ def test_a_gradient_is_never_dropped_without_a_schema(framework: Callable[[str],
         f(x, out)
 
 
+@pytest.mark.preloaded("torch")
 @pytest.mark.full
 def test_a_fake_tensor_reaches_no_kernel(run_python: Callable[..., Any], framework: Any) -> None:
     """A FakeTensor comes through the exchange table with a NULL pointer: others crash on it."""

@@ -54,6 +54,7 @@ def test_builds_of_a_version_share_its_proof(monkeypatch: pytest.MonkeyPatch) ->
         assert proofs.proof() is None
 
 
+@pytest.mark.preloaded("torch")
 @pytest.mark.full
 def test_a_proof_is_for_the_processor_it_was_found_on(run_python: Callable[..., Any]) -> None:
     code = """
@@ -96,7 +97,7 @@ def test_before_torch_is_imported_the_table_tells(run_python: Callable[..., Any]
     assert run_python(code).check().startswith(expected)
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_on_another_version_exchange_takes_the_general_path(
     run_python: Callable[..., Any],
 ) -> None:
@@ -130,7 +131,7 @@ def test_on_another_version_exchange_takes_the_general_path(
     assert said.startswith(f"general: 99.1.0 is not one of {proved}; `python -m dlbridge prove")
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 def test_on_another_version_kernels_take_the_general_path(run_python: Callable[..., Any]) -> None:
     code = (
         OTHER_VERSION
@@ -192,7 +193,7 @@ UNKNOWN = """
 
 
 @PROVED
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 @pytest.mark.timeout(400)
 def test_an_unknown_version_is_proved_by_a_command(
     run_python: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

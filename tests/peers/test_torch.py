@@ -379,7 +379,7 @@ def test_without_a_table_torch_still_imports(monkeypatch: pytest.MonkeyPatch) ->
 # ---- known defects -----------------------------------------------------------------------------
 
 
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 @pytest.mark.fact(1)
 def test_negative_strides_are_copied_before_torch_sees_them(run_python: Callable[..., Any]) -> None:
     """torch 2.13 ends the process when it imports a negative stride."""
@@ -539,7 +539,7 @@ def test_the_safe_reader_of_torch_reads_protocol_2() -> None:
 
 
 @pytest.mark.fact(46)
-@pytest.mark.subprocess
+@pytest.mark.preloaded("torch")
 @pytest.mark.skipif(
     torch.__version__ < "2.7", reason="torch has no torch.compiler.disable with a reason"
 )
