@@ -960,12 +960,14 @@ class Quick:
     Each call returns its result, or False where it is out of the ordinary: then nothing was sent.
     `types`: array types to (Converter of results, what must return True before, or None, whether
     such arrays are ever written). `calls`: arguments to a Reduction or a digest. `active`: what is
-    under way in Python; calls here wait for that. `resume(name, under_way, *args)` goes on with a
-    call that takes long or is not agreed on, and returns its Request.
+    under way in Python; `go_on()`, called at most once in a millisecond, advances some of it.
+    `resume(name, under_way, *args)` goes on with a call that takes long or is not agreed on, and
+    returns its Request.
     """
 
     peers: Peers | None
-    active: list[Any]
+    active: dict[Any, None]
+    go_on: Any
     resume: Any
     types: dict[type, tuple[Any, Any, bool]]
     calls: dict[Any, Any]

@@ -17,7 +17,8 @@ ArgumentError and nothing is written.
 list of gradients or a pytree, with the same tensors in the same places on all ranks. The result is
 such a container; small tensors of one dtype in it share a block of memory.
 
-Each call has a form that does not wait, `iallreduce` for `allreduce`: it returns a `Request`.
+Each call has a form that does not wait, `iallreduce` for `allreduce`: it returns a `Request`;
+`waitall` waits for many.
 
 `bcast`, `allreduce`, `allgather`, `reduce_scatter` and `alltoall` are differentiable, and may stand
 in `jax.jit`, `jax.grad`, `torch.compile` and torch's autograd: there they are operators that run in
@@ -43,14 +44,14 @@ Raised by all of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi import buckets, collectives, messages, operators
 from dlbridge.mpi.channel import channel
-from dlbridge.mpi.engine import Request, check_timeout
+from dlbridge.mpi.engine import Request, check_timeout, wait_all
 from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "send",
     "sendrecv",
     "size",
+    "waitall",
 ]
 
 
@@ -133,6 +135,22 @@ _CALLS = [
     _allgather := QUICK.allgather,
 ]
 operators.substitute(_CALLS)
+
+# ---- requests -----------------------------------------------------------------------------------
+
+
+def waitall(requests: Iterable[Request], *, timeout: float | None = None) -> list[Any]:
+    """Wait for requests of any calls, and return what `Request.wait` of each returns, in order.
+
+    Args:
+        requests: what `irecv`, `iallreduce` and so on returned.
+        timeout: seconds to wait for all of them; see `dlbridge.mpi`.
+
+    As a loop over `wait`, it raises the error of the first one that failed, in their order; those
+    behind it may be under way then, and be waited for again.
+    """
+    return wait_all(requests, timeout)
+
 
 # ---- messages -----------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Channel:
 
         MPI has few communicators. With calls under way that nobody waited for, they stay.
         """
-        if any(each.channel is self for each in list(self.engine.active)):
+        if self.engine.uses(self):
             return
         self.engine.job.watched.remove(self.messages)
         for each in (self.collective, self.messages):
@@ -90,7 +90,7 @@ class Channel:
     def turn(self, operation: Operation) -> Steps:
         """Wait until all calls before have posted what they post."""
         while self._queue[0] is not operation:
-            yield None
+            yield self._queue[0]
 
     def pass_turn(self, operation: Operation) -> None:
         """Say that nothing more will be posted."""
@@ -145,7 +145,7 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
         found = Channel(running, comm, [copy for copy, _ in copies])
         comm.Set_attr(_KEYS[0], found)
         if comm == mpi.COMM_WORLD and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
-            QUICK.active, QUICK.peers = running.active, found.peers
+            QUICK.active, QUICK.go_on, QUICK.peers = running.active, running.go_on, found.peers
         return found
 
 

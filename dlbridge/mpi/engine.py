@@ -1,15 +1,18 @@
 """Operations under way: generators, the requests that users wait for, and the waiting itself.
 
 An operation is a generator that yields requests of MPI and goes on when they are complete; what
-it returns is its result. Any thread that waits advances all operations, in the order of their
-calls, under one lock. Meanwhile signals are deferred: an interrupt ends a wait, never a step.
+it returns is its result. It may also yield an operation that has to go on first. A thread that
+waits advances, under one lock, the operation that it waits for, and between two looks at that a few
+of the others in turn: however many are under way, a look costs the same. Meanwhile signals are
+deferred: an interrupt ends a wait, never a step.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from dlbridge import registry
@@ -21,6 +24,9 @@ _SPIN = 50e-6  # seconds of yielding before a wait sleeps,
 _PER_BYTE = 5e-10  # and so much more for each byte that is on its way
 _LOOK = 0.01  # seconds after which a wait looks who has left,
 _DEFERRED = 0.001  # and after which it sees an interrupt
+_OTHERS = 16  # operations that go on between two looks at the one that is waited for,
+_OTHERS_ASLEEP = 128  # and after a nap
+_TOGETHER = 64  # operations that `wait_all` looks at between two looks at interrupts
 
 Steps = Generator[Any, None, Any]
 
@@ -35,6 +41,7 @@ class Operation:
         nbytes: what it moves, for how long a wait stays awake.
         kept: memory that MPI may still read or write.
         requests: requests of MPI not known to be complete.
+        after: an operation that has to go on before this one does, or None.
         may_cancel: whether its request is a receive that MPI can take back.
         any_peer: whether one of the peers is enough.
         status: what MPI writes of the request under way, or None.
@@ -42,8 +49,8 @@ class Operation:
     """
 
     __slots__ = (
-        "any_peer", "call", "channel", "done", "error", "kept", "may_cancel", "nbytes", "peers",
-        "requests", "result", "source", "status", "steps", "tag",
+        "after", "any_peer", "call", "channel", "done", "error", "kept", "may_cancel", "nbytes",
+        "peers", "requests", "result", "source", "status", "steps", "tag",
     )  # fmt: skip
 
     def __init__(self, call: str, peers: frozenset[int]) -> None:
@@ -55,6 +62,7 @@ class Operation:
         self.nbytes = 0
         self.kept: list[Any] = []
         self.requests: tuple[Any, ...] = ()
+        self.after: Operation | None = None
         self.status: Any = None
         self.done = False
         self.error: BaseException | None = None
@@ -65,10 +73,11 @@ class Operation:
         """Go on as far as completed requests allow; return whether it is over."""
         assert self.steps is not None
         try:
-            while not self.requests or all(each.Test(self.status) for each in self.requests):
-                self.requests = ()
+            while self._has_come():
+                self.requests, self.after = (), None
                 made = next(self.steps)
-                if made is None:  # not its turn yet
+                if made is None or isinstance(made, Operation):  # not its turn yet
+                    self.after = made
                     return False
                 self.requests = made
         except StopIteration as end:
@@ -82,12 +91,15 @@ class Operation:
         self.done, self.steps = True, None
         return True
 
+    def _has_come(self) -> bool:
+        return all(each.Test(self.status) for each in self.requests)
+
 
 class Engine:
     """All operations of this process.
 
     Attributes:
-        active: what is under way.
+        active: what is under way; first what goes on next.
         others: functions that advance other messages, and return whether some are under way: a
             process that ends waits for them as well.
     """
@@ -95,7 +107,7 @@ class Engine:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._lock = registry.lock()
-        self.active: list[Operation] = []
+        self.active: OrderedDict[Operation, None] = OrderedDict()
         self._broken: list[Operation] = []  # MPI may still use their memory
         self.others: list[Callable[[], bool]] = []
         end_together(job, self._advance_everything)
@@ -105,7 +117,7 @@ class Engine:
         self.job.check_process(operation.call)
         operation.steps = steps
         with self._lock:
-            self.active.append(operation)
+            self.active[operation] = None
             self._advance(operation)
         return Request(self, operation)
 
@@ -122,18 +134,54 @@ class Engine:
         operation.done, operation.steps = True, None
         if operation.error is not None:
             operation.error = self.job.explain(operation.call, operation.error, operation.peers)
-        self.active.remove(operation)
+        del self.active[operation]
         if operation.error is not None and operation.requests:
             self._broken.append(operation)
         else:
             operation.kept = []
 
+    def _advance_due(self, operation: Operation) -> None:
+        """Advance an operation, and what has to go on before it."""
+        first: Operation | None = None
+        while not operation.done:
+            self._advance(operation)
+            if operation.after is first or operation.after is None:
+                return
+            first = operation.after
+            self._advance_due(first)
+
+    def _advance_others(self, count: int) -> None:
+        """Advance so many operations, those first that have waited longest."""
+        for _ in range(min(count, len(self.active))):
+            operation = next(iter(self.active))
+            self.active.move_to_end(operation)
+            self._advance(operation)
+
+    def _look(self, operation: Operation, others: int) -> None:
+        with self._lock:
+            self._advance_due(operation)
+            if not operation.done:
+                self._advance_others(others)
+
+    def _look_at_each(self, operations: Sequence[Operation]) -> None:
+        with self._lock:
+            for operation in operations:
+                self._advance_due(operation)
+
     def _advance_all(self) -> bool:
         with self._lock:
-            for operation in list(self.active):
-                if not operation.done:
-                    self._advance(operation)
+            self._advance_others(len(self.active))
             return bool(self.active)
+
+    def go_on(self) -> None:
+        """Advance some of what is under way, for calls that C makes meanwhile."""
+        with self._lock:
+            self._advance_others(_OTHERS)
+
+    def uses(self, channel: Any) -> bool:
+        """Return whether a call over a channel is under way."""
+        with self._lock:
+            return any(each.channel is channel for each in self.active)
 
     def _advance_everything(self) -> bool:
         active = [advance() for advance in self.others]
@@ -143,7 +191,7 @@ class Engine:
         """Advance what is under way; return whether this operation is over."""
         if not operation.done:
             self.job.check_process(operation.call)
-            native.defer_signals(self._advance_all)
+            native.defer_signals(self._look, operation, _OTHERS)
         return operation.done
 
     def wait(self, operation: Operation, timeout: float | None = None) -> None:
@@ -168,6 +216,46 @@ class Engine:
                     f"{operation.call}: is not over after {timeout} s, and stays under way between "
                     f"this rank and {named(operation.peers)}"
                 )
+
+    def wait_all(self, operations: Sequence[Operation], timeout: float | None) -> None:
+        """Wait until operations are over, or one of them failed, in their order.
+
+        Raises:
+            MPITimeoutError: they are not after `timeout` seconds, and stay under way.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        for start in range(0, len(operations), _TOGETHER):
+            part = operations[start : start + _TOGETHER]
+            while True:
+                if under_way := [each for each in part if not each.done]:
+                    self.job.check_process(under_way[0].call)
+                    native.defer_signals(self._look_at_each, under_way)
+                ends = (each for each in part if not each.done or each.error is not None)
+                first = next(ends, None)
+                if first is None:
+                    break
+                if first.done:
+                    return
+                self._wait_for_first(first, operations, timeout, end)
+
+    def _wait_for_first(
+        self,
+        operation: Operation,
+        operations: Sequence[Operation],
+        timeout: float | None,
+        end: float,
+    ) -> None:
+        left = None if timeout is None else max(0.0, end - time.monotonic())
+        try:
+            self.wait(operation, left)
+        except MPITimeoutError:
+            under_way = [each for each in operations if not each.done]
+            peers = frozenset().union(*(each.peers for each in under_way))
+            raise MPITimeoutError(
+                f"waitall: {len(under_way)} of {len(operations)} calls are not over after "
+                f"{timeout} s, and stay under way between this rank and {named(peers)}; the first "
+                f"is {operation.call}"
+            ) from None
 
     def cancel(self, operation: Operation) -> bool:
         """Take back a receive for which no message has come; return whether that was done."""
@@ -196,7 +284,7 @@ class Engine:
         until = time.monotonic() + _DEFERRED
         while not operation.done and time.monotonic() < until:
             has_slept = nap.rest()
-            self._advance_all()
+            self._look(operation, _OTHERS_ASLEEP if has_slept else _OTHERS)
         return has_slept
 
     def _look_for_peers(self, operation: Operation) -> None:
@@ -282,6 +370,21 @@ class Request:
     def __repr__(self) -> str:
         state = "over" if self.operation.done else "under way"
         return f"<Request of {self.operation.call}, {state}>"
+
+
+def wait_all(requests: Iterable[Request], timeout: float | None) -> list[Any]:
+    """Wait for requests of any calls; return what each of them returns."""
+    made = list(requests)
+    for each in made:
+        if not isinstance(each, Request):
+            raise ArgumentError(
+                f"waitall: requests must be those that dlbridge.mpi returned, got {each!r}"
+            )
+    if made:
+        made[0]._engine.wait_all(
+            [each.operation for each in made], check_timeout("waitall", timeout)
+        )
+    return [each.wait() for each in made]  # which are over, up to the first that failed
 
 
 def check_timeout(call: str, timeout: Any) -> float | None:

@@ -270,9 +270,11 @@ def isendrecv(
     operation = over.operation("sendrecv", received.operation.peers | sent.operation.peers)
 
     def steps() -> Steps:
-        while not (received.operation.done and sent.operation.done):
-            yield None
-        for part in (sent.operation, received.operation):
+        parts = sent.operation, received.operation
+        for part in parts:
+            while not part.done:
+                yield part
+        for part in parts:
             if part.error is not None:
                 raise part.error
         return received.operation.result

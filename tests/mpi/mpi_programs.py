@@ -40,7 +40,7 @@ from dlbridge.exchange.trees import tensors_of
 from dlbridge.mpi.buckets import Bucket
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
-from dlbridge.mpi.engine import engine
+from dlbridge.mpi.engine import Engine, Operation, engine
 from dlbridge.mpi.quick import QUICK
 from dlbridge.mpi.values import Kind
 
@@ -383,10 +383,106 @@ def quick_calls() -> None:
     for odd in (True, 1.0, size, -1, 2**70, None):
         assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy", None) is False, odd
     under_way = mpi.irecv(left, 5)
-    assert QUICK.allreduce(x, "sum") is False, "what is under way has to go on meanwhile"
+    assert QUICK.allreduce(x, "sum") is not False, "with a receive that waits in vain as well"
     mpi.barrier()
     mpi.send(x, right, 5)
     under_way.wait()
+    large = np.arange(30000.0)
+    ends = [mpi.irecv(left, 5), mpi.isend(large, right, 5), mpi.iallreduce(large), mpi.ibarrier()]
+    while not mpi.allreduce(np.array(all(each.operation.done for each in ends)), "and"):
+        pass  # no wait in Python is needed for what is under way
+    check(ends[0].wait(), large)
+    check(ends[2].wait(), large * size)
+
+
+def many_under_way() -> None:
+    """Whatever else is under way, a wait looks at what it waits for, and at few others."""
+    rank, size = mpi.rank(), mpi.size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    x, large, count = np.arange(3.0) + rank, np.arange(30000.0), 3000
+    idle = [mpi.irecv(left, 10 + i) for i in range(count)]
+    mpi.barrier()
+    advanced, most = 0, 0
+    advance, look = Operation.advance, Engine._look
+
+    def counted(operation: Operation) -> bool:
+        nonlocal advanced
+        advanced += 1
+        return advance(operation)
+
+    def watched(self: Engine, *given: Any) -> None:
+        nonlocal advanced, most
+        advanced = 0
+        look(self, *given)
+        most = max(most, advanced)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Operation, "advance", counted)
+        patch.setattr(Engine, "_look", watched)
+        for tag in range(5):
+            came = mpi.irecv(rank, tag)
+            assert not came.test()
+            sent = mpi.isend(x, rank, tag)
+            check(came.wait(), x)
+            sent.wait()
+        assert mpi.sendrecv(large, rank, rank)[-1] == large[-1]
+    assert 1 < most < 200, most
+    # What waits for its turn, or for its parts, gets on although all the others come first.
+    ends = [mpi.iallgather(large), mpi.ialltoall(np.ones((size, 5000))), mpi.ibcast(large)]
+    ends += [mpi.isendrecv(large, right, left, 3, 3), mpi.ireduce(large), mpi.ibarrier()]
+    for each in reversed(ends):
+        each.wait()
+    check(ends[0].wait()[-1], large)
+    sent = [mpi.isend(x, right, 10 + i) for i in range(count)]
+    for got in mpi.waitall(idle):
+        check(got, np.arange(3.0) + left)
+    assert mpi.waitall(sent) == [None] * count
+    assert not engine().active
+
+
+def waits_for_all() -> None:
+    """`waitall` returns results in the order of the requests, whatever their calls."""
+    rank, size = mpi.rank(), mpi.size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    x, large = np.arange(3.0), np.arange(30000.0)
+    assert mpi.waitall([]) == []
+    for sent in (x, large):
+        requests = [mpi.irecv(left, 2), mpi.iallreduce(sent), mpi.isend(sent, right, 2)]
+        requests += [mpi.ibarrier(), mpi.ibcast(sent + 1)]
+        got = mpi.waitall(each for each in requests)
+        check(got[0], sent)
+        check(got[1], sent * size)
+        assert got[2] is got[3] is None
+        check(got[4], sent + 1)
+        assert [each is again for each, again in zip(got, mpi.waitall(requests), strict=True)]
+    refused(ArgumentError, "those that dlbridge.mpi returned", mpi.waitall, [x])
+    refused(ArgumentError, "timeout must be", mpi.waitall, [mpi.isend(x, rank, 4)], timeout=-1)
+    mpi.recv(rank, 4)
+    mpi.barrier()
+    if rank == 0:
+        requests = [mpi.irecv(1, tag) for tag in (5, 6, 7)]
+        text = "waitall: 3 of 3 calls are not over after 0.01 s, and stay under way between"
+        refused(MPITimeoutError, text, mpi.waitall, requests, timeout=0.01)
+        mpi.barrier()
+        refused(MPITimeoutError, "2 of 3 calls", mpi.waitall, requests, timeout=0.2)
+        assert requests[1].cancel()
+        refused(MPIError, "recv: was cancelled", mpi.waitall, requests)
+        mpi.barrier()
+        check(mpi.waitall(requests[::2])[1], x)
+    else:
+        mpi.barrier()
+        if rank == 1:
+            mpi.send(x, 0, 5)
+        mpi.barrier()
+        if rank == 1:
+            mpi.send(x, 0, 7)
+    if rank == 1:
+        mpi.send(large, 0, 8)
+    elif rank == 0:  # the first one that failed
+        requests = [mpi.irecv(1, 8, out=np.ones(2)), mpi.irecv(1, 9)]
+        refused(ArgumentError, "out", mpi.waitall, requests)
+        assert requests[1].cancel()
+    mpi.barrier()
 
 
 def at(offset: int, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -26,6 +26,8 @@ TOGETHER = (
     "trees",
     "trees_that_do_not_agree",
     "quick_calls",
+    "many_under_way",
+    "waits_for_all",
     "large_reductions",
     "no_memory_for_a_result",
     "nan_is_kept",

@@ -257,7 +257,7 @@ def test_small_calls_of_mpi_go_on_while_what_they_know_is_set_anew(mpi_library: 
         calls.types[np.ndarray] = (adapter.converter_of(found), None, True)
         calls.calls["sum"] = quick("sum", digest("allreduce", "sum"))
         calls.calls["key"] = bytes(bytearray(16))
-        calls.active, calls.peers = [], new_peers()
+        calls.active, calls.peers = {}, new_peers()
 
     def work(i: int) -> None:
         for _ in range(400):

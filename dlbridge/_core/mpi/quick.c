@@ -29,6 +29,7 @@ enum {
 #define AWAKE 50e-6    /* seconds of yielding before Python waits, */
 #define PER_BYTE 5e-10 /* so much more for each byte that is on its way, */
 #define LONGEST 10e-3  /* and at most in total, since nobody looks at signals */
+#define ASIDE 1e-3     /* seconds after which what is under way in Python goes on */
 
 /* ---- Reduction ---- */
 
@@ -308,10 +309,12 @@ PyTypeObject dlb_PostedType = {
 typedef struct {
     PyObject_HEAD
     PyObject *peers;  /* of all processes, once MPI has started; or None */
-    PyObject *active; /* list of what is under way in Python */
+    PyObject *active; /* dict of what is under way in Python */
+    PyObject *go_on;  /* advances some of it */
     PyObject *types;  /* dict: array type -> (Converter, guard or None, writable) */
     PyObject *calls;  /* dict: arguments -> Reduction, or digest */
     PyObject *resume;
+    double went_on; /* when `go_on` was called last */
 } quick;
 
 static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -322,8 +325,9 @@ static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL)
         return NULL;
     self->resume = Py_NewRef(Py_None);
+    self->go_on = Py_NewRef(Py_None);
     self->peers = Py_NewRef(Py_None);
-    self->active = PyList_New(0);
+    self->active = PyDict_New();
     self->types = PyDict_New();
     self->calls = PyDict_New();
     if (self->active == NULL || self->types == NULL || self->calls == NULL) {
@@ -337,6 +341,7 @@ static int traverse_quick(PyObject *object, visitproc visit, void *arg) {
     quick *self = (quick *)object;
     Py_VISIT(self->peers);
     Py_VISIT(self->active);
+    Py_VISIT(self->go_on);
     Py_VISIT(self->types);
     Py_VISIT(self->calls);
     Py_VISIT(self->resume);
@@ -347,6 +352,7 @@ static int clear_quick(PyObject *object) {
     quick *self = (quick *)object;
     Py_CLEAR(self->peers);
     Py_CLEAR(self->active);
+    Py_CLEAR(self->go_on);
     Py_CLEAR(self->types);
     Py_CLEAR(self->calls);
     Py_CLEAR(self->resume);
@@ -364,27 +370,50 @@ static PyObject *decline(void) {
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
 }
 
-/* The peers, where a call may be made here, a new reference; NULL: it is declined. */
-static dlb_peers *open_peers(const quick *self) {
-    dlb_peers *over;
-    bool is_open;
-    DLB_BEGIN_EXCLUSIVE(self);
-    over = (dlb_peers *)Py_XNewRef(self->peers);
-    is_open = over != NULL && Py_TYPE(over) == &dlb_PeersType && self->active != NULL &&
-              PyList_Check(self->active) && PyList_GET_SIZE(self->active) == 0;
-    DLB_END_EXCLUSIVE();
-    int is_over = 0;
-    if (is_open && over->process == getpid() && over->mpi.finalized(&is_over) == 0 &&
-        !is_over)
-        return over;
-    Py_XDECREF(over);
-    return NULL;
-}
-
 static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Calls that are made here one after the other never wait in Python, where what is
+ * under way goes on. So it does from time to time before a call; -1 with an exception.
+ */
+static int go_on_aside(quick *self) {
+    PyObject *go_on = NULL;
+    DLB_BEGIN_EXCLUSIVE(self);
+    if (self->active != NULL && PyDict_Check(self->active) &&
+        PyDict_GET_SIZE(self->active) > 0) {
+        double time = now();
+        if (time - self->went_on > ASIDE) {
+            self->went_on = time;
+            go_on = Py_XNewRef(self->go_on);
+        }
+    }
+    DLB_END_EXCLUSIVE();
+    if (go_on == NULL)
+        return 0;
+    PyObject *none[1], *result = dlb_defer_signals(go_on, none, 0, NULL);
+    Py_DECREF(go_on);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* The peers, where a call may be made here, a new reference; NULL: it is declined,
+ * perhaps with an exception. */
+static dlb_peers *open_peers(quick *self) {
+    dlb_peers *over;
+    bool is_open;
+    DLB_BEGIN_EXCLUSIVE(self);
+    over = (dlb_peers *)Py_XNewRef(self->peers);
+    is_open = over != NULL && Py_TYPE(over) == &dlb_PeersType;
+    DLB_END_EXCLUSIVE();
+    int is_over = 0;
+    if (is_open && over->process == getpid() && over->mpi.finalized(&is_over) == 0 &&
+        !is_over && go_on_aside(self) == 0)
+        return over;
+    Py_XDECREF(over);
+    return NULL;
 }
 
 /* Wait for a short while: 1, it is complete; 0, Python waits for it; -1. */
@@ -1031,7 +1060,7 @@ done:
 #define OPEN(name, wanted)                                                             \
     static PyObject *open_##name(PyObject *object, PyObject *const *args,              \
                                  Py_ssize_t count) {                                   \
-        const quick *self = (quick *)object;                                           \
+        quick *self = (quick *)object;                                                 \
         if (!has_count(#name, count, wanted))                                          \
             return NULL;                                                               \
         dlb_peers *over = open_peers(self);                                            \
@@ -1069,7 +1098,9 @@ static PyMemberDef quick_members[] = {
     {"peers", T_OBJECT, offsetof(quick, peers), 0,
      "Peers of all processes, once there are."},
     {"active", T_OBJECT, offsetof(quick, active), 0,
-     "List of what is under way in Python."},
+     "Dict of what is under way in Python."},
+    {"go_on", T_OBJECT, offsetof(quick, go_on), 0,
+     "go_on() advances some of what is under way in Python."},
     {"resume", T_OBJECT, offsetof(quick, resume), 0,
      "resume(name, under_way, *args) goes on with a call."},
     {"types", T_OBJECT, offsetof(quick, types), READONLY,
