@@ -26,6 +26,13 @@
  *     }
  *
  * In Rust, std::panic::catch_unwind does; docs/kernels.md has the lines.
+ *
+ * A library describes its own kernels with DLB_EXPORT, at file scope beside each
+ * function, which may be static. dlbridge.load_library("libmylib.so") makes them
+ * operators of every framework, without any Python code for them:
+ *
+ *     DLB_EXPORT(axpy, "mylib::axpy(x: f32[n], y: f32[n], *, alpha: float) -> f32[n]",
+ *                .vjp = "axpy_vjp", .doc = "Return alpha * x + y.");
  */
 #ifndef DLBRIDGE_KERNEL_H_
 #define DLBRIDGE_KERNEL_H_
@@ -93,6 +100,89 @@ static inline int dlb_is_missing(const DLTensor *tensor) {
     return tensor->ndim < 0;
 }
 
+/* ---- exported kernels ---------------------------------------------------------------
+ *
+ * DLB_EXPORT(function, "schema", .field = value, ...); describes one function. The
+ * fields are those of dlb_export from `abi` on, in any order, each at most once. In C
+ * it needs C11, in C++ C++17; in both GCC or Clang, for ELF.
+ *
+ * Each description is found through a pointer of its own in a section of the library,
+ * so any number of source files may export kernels. The pointers are exported symbols,
+ * dlb_export_<function>, whatever -fvisibility says: --gc-sections keeps them, `nm -D`
+ * lists them, and two exports of one name are an error of the linker. A version script
+ * must leave dlb_* global.
+ *
+ * This layout is read by every later dlbridge. Fields are only ever appended to these
+ * structs, which say their own size; what a description leaves out is 0.
+ */
+typedef struct {
+    size_t size;        /* of this struct, in bytes */
+    const char *symbol; /* the function's name, by which .vjp and .jvp refer to it */
+    void (*function)(void); /* as it is called: see `abi` */
+    int64_t is_dltensors;   /* 1: its type is int(void *, DLTensor *, int) */
+    const char *schema;     /* "namespace::name(x: f32[n]) -> f32[n]" */
+
+    /* As dlbridge.wrap has them; all are text but `align`. */
+    const char *abi;    /* "dltensors" if it has that type, "pointers", a C signature */
+    const char *vjp;    /* its gradient: another exported function */
+    const char *jvp;    /* the same forwards */
+    const char *batch;  /* "sequential", "broadcast" */
+    const char *layout; /* "contiguous", "strided" */
+    const char *overlap;  /* "forbid", "allow" */
+    const char *gil;      /* "auto", "release", "hold" */
+    const char *cost;     /* an expression over the dimensions, "n * m" */
+    const char *stream;   /* "current", "default" */
+    const char *platform; /* "cpu", "cuda": of several functions of one operator */
+    const char *doc;      /* for people who use it */
+    int64_t align;        /* bytes that data pointers must be multiples of */
+} dlb_export;
+
+#define DLB_LIBRARY_MAGIC 0x6567646972626c64 /* "dlbridge" in little-endian bytes */
+#define DLB_LIBRARY_VERSION 1
+
+typedef struct {
+    uint64_t magic;
+    uint32_t version;         /* a reader of another version must not read on */
+    uint32_t size;            /* of this struct, in bytes */
+    const void *const *begin; /* pointers to descriptions */
+    const void *const *end;
+} dlb_library;
+
+#if defined(__GNUC__) && defined(__ELF__)
+extern __attribute__((weak, visibility("hidden")))
+const void *const __start_dlb_exports[];
+extern __attribute__((weak, visibility("hidden")))
+const void *const __stop_dlb_exports[];
+
+extern const dlb_library dlb_kernels;
+
+#define DLB_VISIBLE_ __attribute__((visibility("default"), used))
+#define DLB_LISTED_ __attribute__((visibility("default"), used, section("dlb_exports")))
+#ifdef __cplusplus
+#define DLB_CONST_ extern const /* without extern it would be the file's own */
+#else
+#define DLB_CONST_ const
+#endif
+
+/* The one of its library: every file that includes this header brings the same. */
+__attribute__((weak)) DLB_VISIBLE_ DLB_CONST_ dlb_library dlb_kernels = {
+    DLB_LIBRARY_MAGIC, DLB_LIBRARY_VERSION, sizeof(dlb_library), __start_dlb_exports,
+    __stop_dlb_exports};
+#endif
+
+#if defined(DLB_LISTED_) && !defined(__cplusplus)
+#define DLB_EXPORT(name, ...)                                                          \
+    static const dlb_export dlb_described_##name = {                                   \
+        .size = sizeof(dlb_export),                                                    \
+        .symbol = #name,                                                               \
+        .function = (void (*)(void))name,                                              \
+        .is_dltensors =                                                                \
+            _Generic(&name, int (*)(void *, DLTensor *, int): 1, default: 0),          \
+        .schema = __VA_ARGS__};                                                        \
+    extern const void *const dlb_export_##name;                                        \
+    DLB_LISTED_ const void *const dlb_export_##name = &dlb_described_##name
+#endif
+
 #ifdef __cplusplus
 }
 
@@ -110,6 +200,72 @@ template <typename Body> inline int dlb_guard(void *context, Body &&body) noexce
         return dlb_set_error(context, "an exception that is no std::exception");
     }
 }
+
+#if defined(DLB_LISTED_) && __cplusplus >= 201703L
+#include <type_traits>
+
+/* A dlb_export whose function has its own type: a cast would be no constant. */
+template <typename Function> struct dlb_export_of {
+    size_t size;
+    const char *symbol;
+    Function *function;
+    int64_t is_dltensors;
+    const char *schema;
+    const char *abi, *vjp, *jvp, *batch, *layout, *overlap, *gil, *cost, *stream;
+    const char *platform, *doc;
+    int64_t align;
+};
+
+template <typename Function>
+constexpr dlb_export_of<Function> dlb_describe(Function *function, const char *symbol) {
+    static_assert(sizeof(dlb_export_of<Function>) == sizeof(dlb_export),
+                  "a description has the layout of a dlb_export");
+    dlb_export_of<Function> made = {};
+    made.size = sizeof made;
+    made.symbol = symbol;
+    made.function = function;
+    made.is_dltensors =
+        std::is_convertible<Function *, int (*)(void *, DLTensor *, int)>::value;
+    return made;
+}
+
+/* Designators are C++20, so each `.field = value` becomes an assignment of its own. */
+#define DLB_SET_1_(set) made set
+#define DLB_SET_2_(set, ...) made set, DLB_SET_1_(__VA_ARGS__)
+#define DLB_SET_3_(set, ...) made set, DLB_SET_2_(__VA_ARGS__)
+#define DLB_SET_4_(set, ...) made set, DLB_SET_3_(__VA_ARGS__)
+#define DLB_SET_5_(set, ...) made set, DLB_SET_4_(__VA_ARGS__)
+#define DLB_SET_6_(set, ...) made set, DLB_SET_5_(__VA_ARGS__)
+#define DLB_SET_7_(set, ...) made set, DLB_SET_6_(__VA_ARGS__)
+#define DLB_SET_8_(set, ...) made set, DLB_SET_7_(__VA_ARGS__)
+#define DLB_SET_9_(set, ...) made set, DLB_SET_8_(__VA_ARGS__)
+#define DLB_SET_10_(set, ...) made set, DLB_SET_9_(__VA_ARGS__)
+#define DLB_SET_11_(set, ...) made set, DLB_SET_10_(__VA_ARGS__)
+#define DLB_SET_12_(set, ...) made set, DLB_SET_11_(__VA_ARGS__)
+#define DLB_SET_13_(set, ...) made set, DLB_SET_12_(__VA_ARGS__)
+#define DLB_NTH_(a, b, c, d, e, f, g, h, i, j, k, l, m, nth, ...) nth
+#define DLB_SETTER_(...)                                                               \
+    DLB_NTH_(__VA_ARGS__, DLB_SET_13_, DLB_SET_12_, DLB_SET_11_, DLB_SET_10_,          \
+             DLB_SET_9_, DLB_SET_8_, DLB_SET_7_, DLB_SET_6_, DLB_SET_5_, DLB_SET_4_,   \
+             DLB_SET_3_, DLB_SET_2_, DLB_SET_1_, )
+#define DLB_APPLY_(setter, ...) setter(__VA_ARGS__)
+
+#define DLB_EXPORT(name, ...)                                                          \
+    static constexpr auto dlb_described_##name = [] {                                  \
+        auto made = dlb_describe(&name, #name);                                        \
+        DLB_APPLY_(DLB_SETTER_(__VA_ARGS__), .schema = __VA_ARGS__);                   \
+        return made;                                                                   \
+    }();                                                                               \
+    extern "C" DLB_LISTED_ const void *const dlb_export_##name = &dlb_described_##name
+#endif
+#endif
+
+#if !defined(DLB_EXPORT) && defined(__cplusplus)
+#define DLB_EXPORT(name, ...)                                                          \
+    static_assert(sizeof #name == 0, "DLB_EXPORT needs C++17, GCC or Clang, and ELF")
+#elif !defined(DLB_EXPORT)
+#define DLB_EXPORT(name, ...)                                                          \
+    _Static_assert(sizeof #name == 0, "DLB_EXPORT needs GCC or Clang, and ELF")
 #endif
 
 #endif /* DLBRIDGE_KERNEL_H_ */

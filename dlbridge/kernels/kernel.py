@@ -46,6 +46,7 @@ class Recipe:
     cost: int | str | None = None
     stream: str = "current"
     launch: Launch = NO_LAUNCH
+    doc: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
 
 
@@ -372,7 +373,7 @@ def _document(recipe: Recipe) -> str:
             f"Kernel {recipe.name} without a schema: takes tensors of one framework by position "
             "and writes into the last."
         )
-    return recipe.schema.help(layout=recipe.layout or "contiguous")
+    return recipe.schema.help(recipe.doc, recipe.layout or "contiguous")
 
 
 def check_name(name: object) -> str:

@@ -12,33 +12,79 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Unpack
 
+from dlbridge import registry
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
+from dlbridge.kernels.exports import TABLE, is_of, make_kernels, read_exports
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
 from dlbridge.signals import is_from_handler
+from dlbridge.text import did_you_mean
 
 
 class Library:
-    """A shared library that stays loaded; its functions are found by name.
+    """A shared library that stays loaded: its kernels, and its functions by name.
 
-    `library["axpy"]` and `library.axpy` are ctypes functions without a prototype, as `wrap` takes
-    them with an abi; `library.wrap("axpy", schema)` is the Kernel.
+    `library.rope` is the Kernel that it exports as "mylib::rope" with `DLB_EXPORT`, and so on for
+    each; `library.kernels` has them by their whole names, also those that are called as an
+    attribute is, or alike in two namespaces.
+
+    `library["axpy"]` and, where no kernel is called so, `library.axpy` are ctypes functions without
+    a prototype, as `wrap` takes them with an abi; `library.wrap("axpy", schema)` is the Kernel.
+
+    Attributes:
+        path: where it was loaded from.
+        kernels: those that it exports: "namespace::name" -> Kernel.
     """
 
-    def __init__(self, path: str) -> None:
+    kernels: Mapping[str, Kernel]
+
+    def __init__(self, path: str, spelled: str | None = None) -> None:
         self.path = path
+        self.kernels = MappingProxyType({})
         try:
-            self._library = ctypes.CDLL(path)
+            self._library = ctypes.CDLL(spelled or path)
         except (OSError, ValueError) as error:
             if is_from_handler(error):
                 raise
             raise ArgumentError(f"load_library: {path} cannot be loaded: {error}") from error
+
+    def _make_kernels(self) -> None:
+        """Make the kernels that the library's own table describes, if it has one."""
+        address = self._table()
+        if not address:
+            return
+        made = make_kernels(self.path, read_exports(self.path, address))
+        self.kernels = MappingProxyType(made)
+        known = dir(Library) + list(vars(self))
+        vars(self).update({name: each for name, each in self._alone().items() if name not in known})
+        if made:
+            lines = [f"    {kernel.schema}" for kernel in made.values()]
+            self.__doc__ = "\n".join([f"The kernels of {self.path}:", "", *lines, ""])
+
+    def _alone(self) -> dict[str, Kernel]:
+        """Return the kernels by the names that only one of them has, without a namespace."""
+        names = Counter(kernel.__name__ for kernel in self.kernels.values())
+        return {
+            kernel.__name__: kernel
+            for kernel in self.kernels.values()
+            if names[kernel.__name__] == 1
+        }
+
+    def _table(self) -> int:
+        """Return the address of the table, or 0; one of a library that this one needs is not it."""
+        try:
+            address = ctypes.addressof(ctypes.c_char.in_dll(self._library, TABLE))
+        except ValueError:
+            return 0
+        return address if is_of(address, self._library._handle) else 0
 
     def __getitem__(self, name: str) -> Any:
         """Return the function called `name` in the library's symbol table."""
@@ -55,10 +101,22 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        namesakes = [each for each, kernel in self.kernels.items() if kernel.__name__ == name]
+        if namesakes:
+            raise AttributeError(
+                f"load_library: {self.path} has {' and '.join(namesakes)}; take one from "
+                f".kernels[{namesakes[0]!r}]"
+            )
         try:
             return self[name]
         except ArgumentError as error:
-            raise AttributeError(str(error)) from None
+            nearest = did_you_mean(name, self._alone())
+            text = "it has no kernels: nothing is exported with DLB_EXPORT"
+            said = (nearest or ", nor a kernel of this name") if self.kernels else f"; {text}"
+            raise AttributeError(f"{error}{said}") from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._alone()})
 
     def __contains__(self, name: Any) -> bool:
         try:
@@ -79,14 +137,20 @@ class Library:
         return wrap(self[name], schema, abi=abi, **options)
 
     def __repr__(self) -> str:
-        return f"Library({self.path!r})"
+        kernels = f": {', '.join(self.kernels)}" if self.kernels else ""
+        return f"Library({self.path!r}{kernels})"
 
 
 def load_library(path: str | os.PathLike[str]) -> Library:
-    """Load a shared library, for its functions to be wrapped as kernels.
+    """Load a shared library: the kernels that it exports, and functions to be wrapped.
 
-    It is never unloaded: compiled graphs may call its kernels until the process ends. A library
-    that changed on disk is loaded again only under another path.
+    What a library exports with `DLB_EXPORT` of dlbridge_kernel.h is a Kernel of that name, as
+    `wrap` makes one, in every framework: `library.rope(x)`, `library.rope.torch`,
+    `torch.ops.mylib.rope`. Either all of them are made or, with an error, none.
+
+    It is never unloaded: compiled graphs may call its kernels until the process ends. Loaded again,
+    it is the same object. Where another file has taken its place since, that is loaded beside it,
+    and the names mean the new kernels from then on, as with `wrap`.
 
     Args:
         path: of the library. Text without a slash, "libm.so.6", is a name that the loader searches
@@ -94,7 +158,10 @@ def load_library(path: str | os.PathLike[str]) -> Library:
             folder. A `pathlib.Path` is a file in any case.
 
     Raises:
-        ArgumentError: it cannot be loaded, or is a pipe or device.
+        ArgumentError: it cannot be loaded, or is a pipe or device; or what it exports is described
+            wrongly: the text names the function.
+        KernelError: the loaded file itself was written over, so that its code is not what was
+            loaded.
 
     Example:
         >>> libm = load_library("libm.so.6")
@@ -102,11 +169,54 @@ def load_library(path: str | os.PathLike[str]) -> Library:
         (True, False)
     """
     if isinstance(path, str) and "/" not in path:
-        return Library(path)
+        return registry.load(_load, path)
     file = Path(os.fspath(path)).resolve()
     if file.exists() and not file.is_file():  # the loader would wait for the writer of a pipe
         raise ArgumentError(f"load_library: {file} cannot be loaded: it is no file")
-    return Library(str(file))
+    return registry.load(_load_file, file)
+
+
+# What is loaded, by the loader's handle; and for each path the files that were loaded from it, as
+# (device and inode, size and time, the path as the loader was given it).
+_LIBRARIES: dict[int, Library] = {}
+_FILES: dict[Path, list[tuple[tuple[int, int], tuple[int, int], str]]] = {}
+_LOADING = registry.lock()
+
+
+def _load(path: str, spelled: str | None = None) -> Library:
+    with _LOADING:
+        library = Library(path, spelled)
+        handle = library._library._handle
+        if handle not in _LIBRARIES:
+            library._make_kernels()
+            _LIBRARIES[handle] = library
+        return _LIBRARIES[handle]
+
+
+def _load_file(file: Path) -> Library:
+    """Load what is at a path now: the loader itself would give what it has loaded from there."""
+    with _LOADING:
+        try:
+            found = file.stat()
+        except OSError:
+            return _load(str(file))  # which says why
+        which = (found.st_dev, found.st_ino)
+        stamp = (found.st_size, found.st_mtime_ns)
+        loaded = _FILES.setdefault(file, [])
+        for its, its_stamp, spelled in loaded:
+            if its == which and its_stamp != stamp:
+                raise KernelError(
+                    f"load_library: {file} was written over since this process loaded it, which "
+                    "changes code that may run; write a new file and rename it, as linkers do, and "
+                    "start the process anew"
+                )
+            if its == which:
+                return _load(str(file), spelled)
+        # Another way to write the path, or the loader would not look at the file.
+        spelled = os.path.join(file.parent, *["."] * len(loaded), file.name)
+        Library(str(file), spelled)
+        loaded.append((which, stamp, spelled))  # also where its table is refused: it is loaded
+        return _load(str(file), spelled)
 
 
 # ---- compile_c -----------------------------------------------------------------------------------
@@ -185,7 +295,7 @@ def compile_c(
     if isinstance(flags, str):
         raise ArgumentError(f"compile_c: flags must be a sequence such as ('-g',), got {flags!r}")
     command = _find_compiler(compiler)
-    library = _load(_build(source, tuple(flags), command), source)
+    library = _load_compiled(_build(source, tuple(flags), command), source)
     if name not in library:
         raise ArgumentError(f"compile_c: the source has no function {name!r} that others can call")
     _check_definition(source, name, abi)
@@ -194,10 +304,10 @@ def compile_c(
     return library.wrap(name, schema, abi=abi, **options)
 
 
-def _load(path: Path, source: str) -> Library:
+def _load_compiled(path: Path, source: str) -> Library:
     """Load what was compiled; a function that nothing defines is named with its lines."""
     try:
-        return load_library(path)
+        return Library(str(path.resolve()))
     except ArgumentError as error:
         found = re.search(r"undefined symbol: (\w+)", str(error))
         if found is None:

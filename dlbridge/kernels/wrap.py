@@ -230,6 +230,33 @@ def _finish(kernel: Kernel) -> Kernel:
     return kernel
 
 
+def draft(
+    schema: Schema,
+    abi: Mapping[str, str],
+    platforms: Mapping[str, Any],
+    doc: str = "",
+    **options: Unpack[FurtherOptions],
+) -> Kernel:
+    """Make a Kernel as `wrap` does, all of it but that its name means it: see `publish`.
+
+    Args:
+        schema: as `wrap` takes it.
+        abi: by platform.
+        platforms: the functions by platform.
+        doc: what the kernel does, for its docstring.
+        **options: those of `wrap`.
+
+    Raises:
+        DLBridgeError: as `wrap` does.
+    """
+    given: dict[str, Any] = dict.fromkeys((*_CHOICES, "align", "cost", "vjp", "jvp"))
+    changes = _check_options({**given, **options})
+    recipe = _wrap(_functions(None, abi, platforms), schema, None, None, changes)
+    kernel = Kernel(dataclasses.replace(recipe, doc=doc))
+    gradients.check(kernel, wrap)
+    return kernel
+
+
 # ---- the recipe ----------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from dlbridge.kernels.kinds.recognition import (
     alignment,
     device_type,
     is_known,
+    locate,
     make_targets,
     recognise,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "alignment",
     "device_type",
     "is_known",
+    "locate",
     "make_targets",
     "read_launch",
     "read_signature",

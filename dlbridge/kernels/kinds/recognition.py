@@ -305,6 +305,15 @@ class _Location(ctypes.Structure):
     )
 
 
+def locate(address: int) -> bytes | None:
+    """Return the path of the library at an address, as the loader has it, or None."""
+    location = _Location()
+    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(location)):
+        return None
+    path: bytes | None = location.path
+    return path or None
+
+
 def _pin(address: int) -> None:
     """Keep the library at `address` loaded for good: compiled graphs may call it until the end.
 
@@ -312,14 +321,13 @@ def _pin(address: int) -> None:
     """
     if not sys.platform.startswith("linux"):
         return
-    location = _Location()
-    process = ctypes.CDLL(None)
-    found = process.dladdr(ctypes.c_void_p(address), ctypes.byref(location))
-    if not found or not location.path:
+    path = locate(address)
+    if path is None:
         return
     flags = os.RTLD_NOLOAD | os.RTLD_NODELETE | os.RTLD_LAZY
+    process = ctypes.CDLL(None)
     process.dlopen.restype = ctypes.c_void_p
-    process.dlopen(location.path, flags)  # NULL for the program itself, which stays anyway
+    process.dlopen(path, flags)  # NULL for the program itself, which stays anyway
 
 
 # ---- objects of libraries ------------------------------------------------------------------------

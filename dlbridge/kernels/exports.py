@@ -1,0 +1,347 @@
+"""The kernels that a library describes itself: read from its table, checked, made and named.
+
+`DLB_EXPORT` of `include/dlbridge_kernel.h` leaves the table. What it looks like in memory stands
+there and, for ctypes, in `_Table` and `_Description`: fields are only ever appended to them, so a
+table that was compiled with an older header has less of them, and their values are 0.
+
+All kernels of a library are made before the first of them gets its name, so that a mistake in one
+leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dlbridge.errors import ArgumentError, DLBridgeError
+from dlbridge.kernels.kernel import Kernel, publish
+from dlbridge.kernels.kinds import locate
+from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.wrap import draft
+from dlbridge.text import did_you_mean
+
+TABLE = "dlb_kernels"  # its symbol
+PREFIX = "dlb_export_"  # of the symbol of each entry
+
+_MAGIC = int.from_bytes(b"dlbridge", "little")
+_VERSION = 1
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+_LARGEST = 4096  # bytes: far more than a description will ever need
+
+
+class _Table(ctypes.Structure):
+    """`dlb_library` of the header."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint64),
+        ("version", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("begin", ctypes.c_void_p),
+        ("end", ctypes.c_void_p),
+    )
+
+
+class _Description(ctypes.Structure):
+    """`dlb_export` of the header."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("symbol", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("is_dltensors", ctypes.c_int64),
+        ("schema", ctypes.c_char_p),
+        ("abi", ctypes.c_char_p),
+        ("vjp", ctypes.c_char_p),
+        ("jvp", ctypes.c_char_p),
+        ("batch", ctypes.c_char_p),
+        ("layout", ctypes.c_char_p),
+        ("overlap", ctypes.c_char_p),
+        ("gil", ctypes.c_char_p),
+        ("cost", ctypes.c_char_p),
+        ("stream", ctypes.c_char_p),
+        ("platform", ctypes.c_char_p),
+        ("doc", ctypes.c_char_p),
+        ("align", ctypes.c_int64),
+    )
+
+
+_KNOWN = ctypes.sizeof(_Description)
+_REQUIRED = _Description.abi.offset  # what every description has
+_DERIVATIVES = ("vjp", "jvp")
+_OPTIONS = ("batch", "layout", "overlap", "gil", "cost", "stream", "align")
+
+
+# A C function at an address, without a prototype: `wrap` is told its convention.
+_Function: Any = ctypes.CDLL(None)._FuncPtr
+
+
+class Export(NamedTuple):
+    """One description: a function of the library and what its author says of it.
+
+    Attributes:
+        symbol: the function's name.
+        address: of the function.
+        schema: of its operator.
+        abi: how it is called.
+        platform: that it is for.
+        doc: what the operator does, or "".
+        options: the other fields that are given, by name.
+    """
+
+    symbol: str
+    address: int
+    schema: Schema
+    abi: str
+    platform: str
+    doc: str
+    options: dict[str, Any]
+
+
+def read_exports(library: str, address: int) -> list[Export]:
+    """Return what the table at `address` describes.
+
+    Args:
+        library: its path, for messages.
+        address: of the `dlb_kernels` of this library.
+
+    Raises:
+        ArgumentError: the table is none, needs a newer dlbridge, or describes a function wrongly;
+            the text names library, function and, in a schema, the place.
+    """
+    table = _Table.from_address(address)
+    if table.magic != _MAGIC:
+        raise ArgumentError(
+            f"load_library: {library}: its symbol {TABLE!r} is no table of DLB_EXPORT: the magic "
+            f"number is {table.magic:#x}, not {_MAGIC:#x}; rename what the library calls so"
+        )
+    if table.version != _VERSION or table.size < ctypes.sizeof(_Table):
+        raise ArgumentError(
+            f"load_library: {library}: its table has version {table.version} ({table.size} bytes), "
+            f"and this dlbridge reads version {_VERSION}; install the dlbridge whose "
+            "dlbridge_kernel.h it was compiled with, or a newer one"
+        )
+    begin, end = table.begin or 0, table.end or 0
+    if end < begin or begin % _POINTER or (end - begin) % _POINTER:
+        raise ArgumentError(
+            f"load_library: {library}: its table is no array of pointers: it goes from {begin:#x} "
+            f"to {end:#x}"
+        )
+    return [_read(library, place, entry) for place, entry in _entries(begin, end)]
+
+
+class _LinkMap(ctypes.Structure):
+    """The beginning of `struct link_map` of <link.h>."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("path", ctypes.c_char_p))
+
+
+_LINK_MAP = 2  # RTLD_DI_LINKMAP
+
+
+def is_of(address: int, handle: int) -> bool:
+    """Return whether an address is in a loaded library itself, not in one that it needs."""
+    dlinfo = ctypes.CDLL(None).dlinfo
+    dlinfo.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    found = ctypes.POINTER(_LinkMap)()
+    if dlinfo(handle, _LINK_MAP, ctypes.byref(found)) != 0:
+        return False
+    return bool(locate(address) == found.contents.path)
+
+
+def _entries(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    pointers = (ctypes.c_void_p * ((end - begin) // _POINTER)).from_address(begin or 1)
+    for place, entry in enumerate(pointers):
+        yield place, entry or 0
+
+
+def _read(library: str, place: int, address: int) -> Export:
+    described = _copy(library, place, address)
+    symbol = _text(library, place, described, "symbol")
+    if not symbol:
+        raise ArgumentError(f"load_library: {library}: entry {place} of its table has no symbol")
+    if not described.function:
+        raise ArgumentError(
+            f"load_library: {library}: {symbol}: the function is NULL: nothing that the library "
+            "was linked with defines it"
+        )
+    texts = {
+        field: _text(library, symbol, described, field)
+        for field in ("schema", "abi", "platform", "doc", *_DERIVATIVES, *_OPTIONS[:-1])
+    }
+    schema, abi = texts.pop("schema"), texts.pop("abi")
+    platform, doc = texts.pop("platform"), texts.pop("doc")
+    options: dict[str, Any] = {field: text for field, text in texts.items() if text is not None}
+    if described.align:
+        options["align"] = described.align
+    if not schema:
+        raise ArgumentError(f"load_library: {library}: {symbol}: it has no schema")
+    try:
+        parsed = Schema.parse(schema)
+    except DLBridgeError as error:
+        raise _refusal(library, symbol, error) from None
+    settled = _settle(library, symbol, abi, bool(described.is_dltensors))
+    return Export(
+        symbol, described.function, parsed, settled, platform or "cpu", doc or "", options
+    )
+
+
+def _copy(library: str, place: int, address: int) -> _Description:
+    """Return a description as this dlbridge knows it; refuse one that says more."""
+    size = ctypes.c_size_t.from_address(address).value if address else 0
+    if not _REQUIRED <= size <= _LARGEST:
+        raise ArgumentError(
+            f"load_library: {library}: entry {place} of its table is no description: it has "
+            f"{size} bytes"
+        )
+    contents = ctypes.string_at(address, size)
+    described = _Description.from_buffer_copy(contents[:_KNOWN].ljust(_KNOWN, b"\0"))
+    if any(contents[_KNOWN:]):
+        symbol = _text(library, place, described, "symbol")
+        raise ArgumentError(
+            f"load_library: {library}: {symbol}: it uses a field of DLB_EXPORT that this dlbridge "
+            "does not know; install a newer one"
+        )
+    return described
+
+
+def _text(library: str, where: object, described: _Description, field: str) -> Any:
+    contents = getattr(described, field)
+    if contents is None:
+        return None
+    try:
+        return contents.decode()
+    except UnicodeDecodeError:
+        raise ArgumentError(
+            f"load_library: {library}: {where}: .{field} must be UTF-8, got {contents!r}"
+        ) from None
+
+
+def _settle(library: str, symbol: str, abi: str | None, is_dltensors: bool) -> str:
+    """Return the convention; refuse one that the function's type contradicts."""
+    if is_dltensors == (abi in (None, "dltensors")):
+        return abi or "dltensors"
+    if is_dltensors:
+        raise ArgumentError(
+            f"load_library: {library}: {symbol}: .abi is {abi!r}, but the function is "
+            "int(void *, DLTensor *, int), which is 'dltensors'"
+        )
+    raise ArgumentError(
+        f"load_library: {library}: {symbol}: the function is not int(void *, DLTensor *, int), "
+        "which 'dltensors' is; give .abi = \"pointers\", or its C signature with the names of the "
+        'schema, as in .abi = "void(const float *x, float *out, int64_t n)"'
+    )
+
+
+def _refusal(library: str, symbol: str, error: DLBridgeError) -> ArgumentError:
+    """Return the refusal of a field by those who know what it means, in the words of the table."""
+    said = str(error).removeprefix("wrap: ").removeprefix("Schema: ")
+    return ArgumentError(f"load_library: {library}: {symbol}: {said}")
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+
+def make_kernels(library: str, exports: list[Export]) -> dict[str, Kernel]:
+    """Return the kernels of a library by their names, "namespace::name", known by them.
+
+    Raises:
+        ArgumentError: a description does not make a kernel, alone or with the others; no kernel
+            has got its name.
+    """
+    makers = _Operators(library, exports)
+    kernels = {name: makers.make(name) for name in makers.groups}
+    for kernel in kernels.values():
+        publish(kernel)
+    return kernels
+
+
+class _Operators:
+    """The operators of one library: exports that name one operator are its platforms."""
+
+    def __init__(self, library: str, exports: list[Export]) -> None:
+        self.library = library
+        self.groups: dict[str, list[Export]] = {}
+        self.by_symbol: dict[str, str] = {}  # -> name of the operator
+        self.made: dict[str, Kernel] = {}
+        self.under_way: list[str] = []
+        for each in exports:
+            name = each.schema.qualified
+            if each.symbol in self.by_symbol:
+                raise self._refuse(each, "two entries have this symbol")
+            self.by_symbol[each.symbol] = name
+            for other in self.groups.setdefault(name, []):
+                self._compare(each, other)
+            self.groups[name].append(each)
+
+    def _compare(self, export: Export, other: Export) -> None:
+        """Refuse a second function of an operator that is no other platform of the same."""
+        if export.platform == other.platform:
+            raise self._refuse(
+                export,
+                f"{export.schema.qualified} has a function for {export.platform} already, "
+                f"{other.symbol}; several of one operator need .platform",
+            )
+        if str(export.schema) != str(other.schema):
+            raise self._refuse(
+                export,
+                f"its schema is\n    {export.schema}\nand that of {other.symbol}, the same "
+                f"operator for {other.platform},\n    {other.schema}",
+            )
+
+    def make(self, name: str) -> Kernel:
+        """Return the kernel of an operator, made after its derivatives."""
+        if name in self.made:
+            return self.made[name]
+        group = self.groups[name]
+        if name in self.under_way:
+            way = " -> ".join([*self.under_way[self.under_way.index(name) :], name])
+            raise self._refuse(group[0], f"it would be its own derivative: {way}")
+        self.under_way.append(name)
+        options = {
+            field: value
+            for field in (*_DERIVATIVES, *_OPTIONS)
+            if (value := self._agreed(group, field)) is not None
+        }
+        doc = next((each.doc for each in group if each.doc), "")
+        functions, abis = {}, {}
+        for each in group:
+            functions[each.platform] = _Function(each.address)
+            functions[each.platform].__name__ = each.symbol
+            abis[each.platform] = each.abi
+        try:
+            self.made[name] = draft(group[0].schema, abis, functions, doc, **options)
+        except DLBridgeError as error:
+            symbols = ", ".join(each.symbol for each in group)
+            raise _refusal(self.library, symbols, error) from error
+        self.under_way.pop()
+        return self.made[name]
+
+    def _agreed(self, group: list[Export], field: str) -> Any:
+        """Return what those functions of an operator say that say something."""
+        found: list[tuple[Export, Any]] = []
+        for each in group:
+            if field in each.options:
+                value = each.options[field]
+                found.append((each, self._resolve(each, field) if field in _DERIVATIVES else value))
+        for each, value in found[1:]:
+            if value != found[0][1]:
+                raise self._refuse(
+                    each,
+                    f".{field} is {each.options[field]!r}, and of {found[0][0].symbol}, the same "
+                    f"operator, {found[0][0].options[field]!r}",
+                )
+        return found[0][1] if found else None
+
+    def _resolve(self, export: Export, field: str) -> Kernel:
+        symbol = export.options[field]
+        if symbol not in self.by_symbol:
+            raise self._refuse(
+                export,
+                f".{field} is {symbol!r}, which the library does not export; it must be the "
+                f"function of another DLB_EXPORT{did_you_mean(symbol, self.by_symbol)}",
+            )
+        return self.make(self.by_symbol[symbol])
+
+    def _refuse(self, export: Export, why: str) -> ArgumentError:
+        return ArgumentError(f"load_library: {self.library}: {export.symbol}: {why}")

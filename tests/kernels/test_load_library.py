@@ -1,0 +1,567 @@
+"""Libraries that export their kernels with DLB_EXPORT: the header, the table, `load_library`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.errors import ArgumentError, KernelError
+
+HERE = Path(__file__).resolve().parent
+INCLUDE = HERE.parents[1] / "include"
+STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Wmissing-declarations", "-Werror")
+
+# `scale` with its gradient. The functions are static: only the descriptions are to be found.
+SCALE = """
+#include "dlbridge_kernel.h"
+
+static int times(void *context, const DLTensor *x, DLTensor *out) {
+    double by = dlb_get_float(context, 0);
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        ((double *)out->data)[i] = by * ((const double *)x->data)[i];
+    return 0;
+}
+
+static int scale(void *context, DLTensor *arguments, int count) {
+    return count == 2 ? times(context, &arguments[0], &arguments[1]) : -1;
+}
+
+static int scale_vjp(void *context, DLTensor *arguments, int count) {
+    return count == 2 ? times(context, &arguments[0], &arguments[1]) : -1;
+}
+
+DLB_EXPORT(scale, "NAMESPACE::scale(x: f64[n], *, by: float = 2.0) -> f64[n]",
+           .vjp = "scale_vjp", .jvp = "scale_jvp", .gil = "release",
+           .doc = "Return by * x, of each element.");
+DLB_EXPORT(scale_vjp, "NAMESPACE::scale_vjp(grad: f64[n], *, by: float) -> f64[n]");
+
+static int scale_jvp(void *context, DLTensor *arguments, int count) {
+    return count == 2 ? times(context, &arguments[0], &arguments[1]) : -1;
+}
+
+DLB_EXPORT(scale_jvp, "NAMESPACE::scale_jvp(tangent_x: f64[n], *, by: float) -> f64[n]");
+"""
+
+Build = Callable[..., Path]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """Return `build(*texts, language=, name=, flags=)`: the path of a library of these texts."""
+
+    def make(
+        *texts: str, language: str = "c", name: str = "libmine.so", flags: tuple[str, ...] = ()
+    ) -> Path:
+        compiler = {"c": "cc", "c++": "c++"}[language]
+        if shutil.which(compiler) is None:
+            pytest.skip(f"there is no {compiler} here")
+        standard = () if any("-std" in flag for flag in flags) else ("-std=c11",)
+        standard = standard if language == "c" else ()
+        sources = []
+        for place, text in enumerate(texts):
+            sources.append(tmp_path / f"source_{name}_{place}.{'c' if language == 'c' else 'cpp'}")
+            sources[-1].write_text(text)
+        target = tmp_path / name
+        target.unlink(missing_ok=True)
+        command = [compiler, *standard, *STRICT, f"-I{INCLUDE}", "-shared", "-fPIC", *flags]
+        done = subprocess.run(
+            [*command, "-o", target, *sources], check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return target
+
+    return make
+
+
+def entry(symbol: str, schema: str, more: str = "", *, body: str = "return 0;") -> str:
+    """Return C of one function that is exported."""
+    return (
+        f"static int {symbol}(void *context, DLTensor *arguments, int count)"
+        f" {{ (void)context; (void)arguments; (void)count; {body} }}\n"
+        f'DLB_EXPORT({symbol}, "{schema}"{more and ", "}{more});\n'
+    )
+
+
+HEADER = '#include "dlbridge_kernel.h"\n'
+
+
+# ---- what a library gives ------------------------------------------------------------------------
+
+
+def test_a_library_gives_its_kernels(build: Build) -> None:
+    """As attributes, by whole names, in `dir`, the text of it, and in every docstring."""
+    path = build(SCALE.replace("NAMESPACE", "gives"))
+    library = dlbridge.load_library(path)
+    assert isinstance(library.scale, dlbridge.Kernel)
+    assert [*library.kernels] == ["gives::scale", "gives::scale_vjp", "gives::scale_jvp"]
+    assert library.kernels["gives::scale"] is library.scale
+    assert {"scale", "scale_vjp", "wrap", "path"} <= {*dir(library)}
+    kernels = "gives::scale, gives::scale_vjp, gives::scale_jvp"
+    assert repr(library) == f"Library({str(path)!r}: {kernels})"
+    assert "gives::scale(x: f64[n], *, by: float = 2.0) -> f64[n]" in str(library.__doc__)
+    assert str(library.scale.__doc__).startswith("Return by * x, of each element.\n\ngives::scale(")
+    assert library.scale.vjp is library.scale_vjp
+    assert library.scale.jvp is library.scale_jvp
+    assert library.scale.gil == "release"
+    np.testing.assert_array_equal(library.scale(np.arange(3.0), by=4.0), [0.0, 4.0, 8.0])
+
+
+def test_a_kernel_of_a_library_is_an_operator_of_torch(build: Build) -> None:
+    """Also by its name in `torch.ops`, differentiated both ways and compiled whole."""
+    torch = pytest.importorskip("torch")
+    library = dlbridge.load_library(build(SCALE.replace("NAMESPACE", "of_torch")))
+    x = torch.arange(3.0, dtype=torch.float64, requires_grad=True)
+    library.scale(x, by=5.0).sum().backward()
+    assert x.grad.tolist() == [5.0, 5.0, 5.0]
+    assert torch.ops.of_torch.scale(x.detach()).tolist() == [0.0, 2.0, 4.0]
+    assert torch.autograd.gradcheck(library.scale.torch, (x,), check_forward_ad=True)
+    compiled = torch.compile(
+        lambda x: library.scale(x, by=3.0) + 1, fullgraph=True, backend="eager"
+    )
+    assert compiled(x.detach()).tolist() == [1.0, 4.0, 7.0]
+
+
+def test_a_kernel_of_a_library_is_a_function_of_jax(build: Build) -> None:
+    """Compiled, with its gradient and its tangent."""
+    jax = pytest.importorskip("jax")
+    library = dlbridge.load_library(build(SCALE.replace("NAMESPACE", "of_jax")))
+    with jax.enable_x64(True):
+        x = jax.numpy.arange(3.0)
+        loss = jax.jit(lambda x: library.scale.jax(x, by=5.0).sum())
+        assert jax.grad(loss)(x).tolist() == [5.0, 5.0, 5.0]
+
+
+def test_a_kernel_of_a_library_is_a_function_of_tensorflow(build: Build) -> None:
+    """Inside tf.function, with its gradient."""
+    tf = pytest.importorskip("tensorflow")
+    library = dlbridge.load_library(build(SCALE.replace("NAMESPACE", "of_tensorflow")))
+    x = tf.constant([1.0, 2.0], tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.function(library.scale.tensorflow)(x, by=3.0)
+    assert y.numpy().tolist() == [3.0, 6.0]
+    assert tape.gradient(y, x).numpy().tolist() == [3.0, 3.0]
+
+
+def test_every_field_arrives(build: Build) -> None:
+    """As the option of `wrap` that is called so."""
+    more = (
+        '.abi = "void(const double *x, double *out, int64_t n)", .batch = "broadcast", '
+        '.layout = "strided", .overlap = "allow", .gil = "auto", .cost = "3 * n", '
+        '.stream = "default", .platform = "cpu", .align = 64, .doc = "Copies."'
+    )
+    source = f"""{HEADER}
+    static void copy(const double *x, double *out, int64_t n) {{
+        for (int64_t i = 0; i < n; i++) out[i] = x[i];
+    }}
+    DLB_EXPORT(copy, "fields::copy(x: f64[n]) -> f64[n]", {more});
+    """
+    kernel = dlbridge.load_library(build(source)).copy
+    options = ("batch", "layout", "overlap", "gil", "cost", "stream", "align")
+    given = ("broadcast", "strided", "allow", "auto", "3 * n", "default", 64)
+    assert tuple(getattr(kernel, option) for option in options) == given
+    assert kernel.platforms == ("cpu",)
+    np.testing.assert_array_equal(kernel(np.arange(3.0)), np.arange(3.0))
+
+
+def test_one_operator_may_have_a_function_for_each_platform(build: Build) -> None:
+    """Options are said by any of them; a vjp is named by any of its functions."""
+    forward, backward = "both::f(x: f32[n]) -> f32[n]", "both::g(grad: f32[n]) -> f32[n]"
+    source = (
+        HEADER
+        + entry("f_cpu", forward, '.vjp = "g_cpu"')
+        + entry("f_cuda", forward, '.platform = "cuda", .vjp = "g_cuda", .gil = "hold"')
+        + entry("g_cpu", backward)
+        + entry("g_cuda", backward, '.platform = "cuda"')
+    )
+    library = dlbridge.load_library(build(source))
+    assert [*library.kernels] == ["both::f", "both::g"]
+    assert library.f.platforms == ("cpu", "cuda")
+    assert library.f.vjp is library.g
+    assert library.f.gil == "hold"
+
+
+def test_names_that_are_taken_or_alike_are_found_whole(build: Build) -> None:
+    """In `kernels`; the attribute says so."""
+    schema = "{}(x!: f32[n])"
+    texts = [entry(f"f{i}", schema.format(name)) for i, name in enumerate(("one::f", "two::f"))]
+    source = HEADER + "".join(texts) + entry("wrapped", schema.format("one::wrap"))
+    library = dlbridge.load_library(build(source))
+    assert [*library.kernels] == ["one::f", "two::f", "one::wrap"]
+    assert callable(library.wrap)
+    assert library.wrap is not library.kernels["one::wrap"]
+    with pytest.raises(AttributeError, match=r"has one::f and two::f; take one from \.kernels"):
+        library.f
+    assert "f" not in dir(library)
+
+
+def test_symbols_are_found_beside_kernels(build: Build) -> None:
+    """As items always, as attributes where no kernel is called so."""
+    source = f"{HEADER}int plain(void);\nint plain(void) {{ return 7; }}\n" + entry(
+        "f", "beside::f(x!: f32[n])"
+    )
+    library = dlbridge.load_library(build(source))
+    assert library.plain() == library["plain"]() == 7
+    with pytest.raises(AttributeError, match=r"has no symbol 'ff'.*; did you mean 'f'"):
+        library.ff
+
+
+def test_a_library_without_kernels_says_so(build: Build) -> None:
+    """One that never saw the header, and one that exports nothing with it."""
+    plain = build("int f(void);\nint f(void) { return 3; }\n", name="libplain.so")
+    empty = build(f"{HEADER}int f(void);\nint f(void) {{ return 3; }}\n", name="libempty.so")
+    for path in (plain, empty):
+        library = dlbridge.load_library(path)
+        assert library.f() == 3
+        assert dict(library.kernels) == {}
+        assert repr(library) == f"Library({str(path)!r})"
+        with pytest.raises(AttributeError, match="nothing is exported with DLB_EXPORT"):
+            library.g
+
+
+# ---- compilers and linkers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("standard", ["c11", "gnu11", "c17", "c2x"])
+def test_the_header_is_clean_c(build: Build, standard: str) -> None:
+    """With every warning an error."""
+    path = build(SCALE.replace("NAMESPACE", f"clean_{standard}"), flags=(f"-std={standard}",))
+    assert dlbridge.load_library(path).scale(np.ones(1)).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("standard", ["c++17", "gnu++17", "c++20", "c++2b"])
+def test_the_header_is_clean_cpp(build: Build, standard: str) -> None:
+    """In C++, where fields may have another order, and functions a namespace and noexcept."""
+    source = f"""{HEADER}
+    namespace mine {{ namespace {{
+    int half(void *context, DLTensor *arguments, int) noexcept {{
+        return dlb_guard(context, [&] {{
+            for (int64_t i = 0; i < arguments[0].shape[0]; i++)
+                static_cast<float *>(arguments[1].data)[i] =
+                    static_cast<const float *>(arguments[0].data)[i] / 2;
+            return 0;
+        }});
+    }}
+    DLB_EXPORT(half, "clean::half(x: f32[n]) -> f32[n]", .platform = "cpu", .doc = "One, two.",
+               .align = 8, .stream = "current", .cost = "n", .gil = "auto", .overlap = "forbid",
+               .layout = "contiguous", .batch = "sequential", .jvp = nullptr, .vjp = "half_vjp",
+               .abi = "dltensors");
+    int half_vjp(void *context, DLTensor *arguments, int count) noexcept {{
+        return half(context, arguments, count);
+    }}
+    DLB_EXPORT(half_vjp, "clean::half_vjp(grad: f32[n]) -> f32[n]");
+    }} }}
+    """
+    path = build(source, language="c++", flags=(f"-std={standard}",))
+    library = dlbridge.load_library(path)
+    assert library.half(np.ones(2, "f4")).tolist() == [0.5, 0.5]
+    assert library.half.vjp is library.half_vjp
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("-fvisibility=hidden", "-O2"),
+        ("-Wl,--gc-sections", "-ffunction-sections", "-fdata-sections", "-fvisibility=hidden"),
+        ("-flto", "-O2"),
+        ("-O0", "-g", "-fsanitize-recover=undefined"),
+    ],
+    ids=["plain", "hidden", "collected", "lto", "debug"],
+)
+def test_the_kernels_of_all_files_of_a_library_are_found(
+    build: Build, flags: tuple[str, ...]
+) -> None:
+    """Also of one that only includes the header."""
+    texts = [HEADER + entry(f"f{i}", f"files::f{i}(x!: f32[n])") for i in range(3)]
+    library = dlbridge.load_library(build(*texts, HEADER, flags=flags))
+    assert sorted(library.kernels) == ["files::f0", "files::f1", "files::f2"]
+
+
+def test_two_exports_of_one_name_do_not_link(build: Build) -> None:
+    """The linker names them."""
+    text = HEADER + entry("f", "twice::f(x!: f32[n])")
+    with pytest.raises(AssertionError, match="multiple definition of `dlb_export_f'"):
+        build(text, text)
+
+
+def test_the_table_of_a_library_that_is_needed_is_not_taken(build: Build, tmp_path: Path) -> None:
+    """The symbol would be found in it."""
+    build(HEADER + entry("f", "needed::f(x!: f32[n])"), name="libneeded.so")
+    source = "int g(void);\nint g(void) { return 1; }\n"
+    flags = (f"-L{tmp_path}", "-Wl,--no-as-needed", "-lneeded", f"-Wl,-rpath,{tmp_path}")
+    outer = tmp_path / "outer.c"
+    outer.write_text(source)
+    target = tmp_path / "libouter.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", target, outer, *flags], check=True)
+    library = dlbridge.load_library(target)
+    assert dict(library.kernels) == {}
+    assert library.g() == 1
+
+
+def test_a_table_of_version_1_loads(tmp_path: Path) -> None:
+    """As it was compiled when there was no other, with less in it and with all."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no cc here")
+    target = tmp_path / "libold.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", target, HERE / "library_table_1.c"], check=True)
+    library = dlbridge.load_library(target)
+    assert library.triple(np.ones(2, "f4")).tolist() == [3.0, 3.0]
+    assert library.negate(np.ones(2)).tolist() == [-1.0, -1.0]
+    assert library.triple.align is None
+    assert (library.negate.cost, library.negate.align) == ("2 * n", 16)
+    assert str(library.negate.__doc__).startswith("Return -x.\n")
+
+
+def test_python_reads_the_layout_that_c_writes(build: Build) -> None:
+    """Field by field."""
+    exports = importlib.import_module("dlbridge.kernels.exports")
+    for name, kind in (("dlb_export", exports._Description), ("dlb_library", exports._Table)):
+        fields = [field[0] for field in kind._fields_]
+        offsets = ", ".join(f"offsetof({name}, {field})" for field in fields)
+        texts = f"{HEADER}extern const size_t found[];\n"
+        texts += f"const size_t found[] = {{{offsets}, sizeof({name})}};\n"
+        library = dlbridge.load_library(build(texts, name=f"lib{name}.so"))
+        ctypes = importlib.import_module("ctypes")
+        found = (ctypes.c_size_t * (len(fields) + 1)).in_dll(library._library, "found")
+        expected = [getattr(kind, field).offset for field in fields]
+        assert [*found] == [*expected, ctypes.sizeof(kind)]
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+GOOD = entry("good", "MISTAKE::good(x!: f32[n])")
+F = "MISTAKE::f(x: f32[n]) -> f32[n]"
+MISTAKES = {
+    "schema": (
+        entry("f", "MISTAKE::f(x: f33[n]) -> f32[n]"),
+        r"f: unknown dtype 'f33'.*\n    mistake_\w+::f\(x: f33\[n\]\) -> f32\[n\]\n +\^",
+    ),
+    "no schema": (entry("f", ""), "f: it has no schema"),
+    "unknown vjp": (entry("f", F, '.vjp = "goood"'), r"f: \.vjp is 'goood'.*did you mean 'good'"),
+    "unknown jvp": (entry("f", F, '.jvp = "x"'), r"f: \.jvp is 'x', which the library does not"),
+    "vjp that does not fit": (
+        entry("f", F, '.vjp = "g"') + entry("g", "MISTAKE::g(other: f32[n]) -> f32[n]"),
+        r"f: mistake_\w+::f: its vjp asks for 'other'",
+    ),
+    "vjp of itself": (
+        entry("f", F, '.vjp = "g"')
+        + entry("g", "MISTAKE::g(grad: f32[n]) -> f32[n]", '.vjp = "f"'),
+        r"f: it would be its own derivative: mistake_\w+::f -> mistake_\w+::g -> mistake_\w+::f",
+    ),
+    "duplicate": (entry("f", F) + entry("g", F), "g: .* has a function for cpu already, f"),
+    "other schema for cuda": (
+        entry("f", F) + entry("g", "MISTAKE::f(x: f64[n]) -> f64[n]", '.platform = "cuda"'),
+        r"g: its schema is\n.*f64.*\n.*f, the same operator for cpu",
+    ),
+    "options that differ": (
+        entry("f", F, '.gil = "hold"') + entry("g", F, '.platform = "cuda", .gil = "release"'),
+        r"g: \.gil is 'release', and of f, the same operator, 'hold'",
+    ),
+    "option": (
+        entry("f", F, '.gil = "holds"'),
+        "f: gil must be .*got 'holds'; did you mean 'hold'",
+    ),
+    "align": (entry("f", F, ".align = 3"), "f: align must be a power of two"),
+    "cost": (entry("f", F, '.cost = "m"'), "f: .*'m'"),
+    "platform": (entry("f", F, '.platform = "gpu9"'), "f: .*'gpu9'"),
+    "abi": (entry("f", F, '.abi = "pointers"'), r"f: \.abi is 'pointers', but the function is int"),
+    "type": (
+        'static void f(void) {}\nDLB_EXPORT(f, "' + F + '");\n',
+        r"f: the function is not int\(void \*, DLTensor \*, int\)",
+    ),
+    "C signature": (
+        'static void f(void) {}\nDLB_EXPORT(f, "' + F + '", .abi = "void(const float *y)");\n',
+        "f: .*'y'",
+    ),
+    "NULL": (
+        "extern int f(void *, DLTensor *, int) __attribute__((weak));\n"
+        'DLB_EXPORT(f, "' + F + '");\n',
+        "f: the function is NULL",
+    ),
+    "bytes": (entry("f", F, '.doc = "\\xff"'), r"f: \.doc must be UTF-8"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_one_description_leaves_no_kernel(build: Build, mistake: str) -> None:
+    """Library and function are named, each time it is loaded."""
+    text, message = MISTAKES[mistake]
+    namespace = f"mistake_{mistake.replace(' ', '_')}"
+    path = build(HEADER + (GOOD + text).replace("MISTAKE", namespace))
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=rf"(?s)load_library: {path}: {message}"):
+            dlbridge.load_library(path)
+    with pytest.raises(KernelError, match="no kernel of this name is known"):
+        importlib.import_module("dlbridge.kernels.kernel").find(f"{namespace}::good")
+
+
+TABLES = {
+    "magic": (
+        "{1, 1, sizeof(dlb_library), 0, 0}",
+        r"its symbol 'dlb_kernels' is no table of DLB_EXPORT: the magic number is 0x1",
+    ),
+    "version": (
+        "{DLB_LIBRARY_MAGIC, 2, sizeof(dlb_library), 0, 0}",
+        r"its table has version 2 \(32 bytes\), and this dlbridge reads version 1; install",
+    ),
+    "size": ("{DLB_LIBRARY_MAGIC, 1, 8, 0, 0}", r"its table has version 1 \(8 bytes\)"),
+    "end": (
+        "{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries + 1, entries}",
+        "its table is no array of pointers",
+    ),
+    "NULL entry": (
+        "{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries, entries + 1}",
+        "entry 0 of its table is no description: it has 0 bytes",
+    ),
+    "short entry": (
+        "{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries + 1, entries + 2}",
+        "entry 0 of its table is no description: it has 8 bytes",
+    ),
+    "newer field": (
+        "{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries + 2, entries + 3}",
+        "f: it uses a field of DLB_EXPORT that this dlbridge does not know",
+    ),
+    "longer entry": ("{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries + 3, entries + 4}", None),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_that_cannot_be_read_is_refused(build: Build, table: str) -> None:
+    """A longer description than is known loads while what is new in it is 0."""
+    contents, message = TABLES[table]
+    source = f"""{HEADER}
+    static int f(void *context, DLTensor *arguments, int count) {{
+        (void)context; (void)arguments;
+        return count - 1;
+    }}
+    typedef struct {{ dlb_export known; const char *newer; }} longer;
+    #define KNOWN {{.size = sizeof(longer), .symbol = "f", .function = (void (*)(void))f, \\
+                    .is_dltensors = 1, .schema = "newer::f(x!: f32[n])"}}
+    static const size_t small = 8;
+    static const longer used = {{KNOWN, "used"}}, unused = {{KNOWN, NULL}};
+    extern const void *const entries[];
+    const void *const entries[] = {{NULL, &small, &used, &unused}};
+    extern const dlb_library crafted;
+    const dlb_library crafted = {contents};
+    """
+    # The header's own table is weak: this one takes its place.
+    table_only = '__asm__(".globl dlb_kernels\\n.set dlb_kernels, crafted");\n'
+    source = source.replace(HEADER, "#define dlb_kernels not_this_one\n" + HEADER) + table_only
+    path = build(source)
+    if message is None:
+        assert [*dlbridge.load_library(path).kernels] == ["newer::f"]
+        return
+    with pytest.raises(ArgumentError, match=rf"load_library: {path}: {message}"):
+        dlbridge.load_library(path)
+
+
+# ---- files, threads, processes -------------------------------------------------------------------
+
+
+def test_a_library_that_is_loaded_again_is_the_same(build: Build, tmp_path: Path) -> None:
+    """By whatever path, and what programs hold of it stays what its names mean."""
+    path = build(SCALE.replace("NAMESPACE", "again"))
+    library = dlbridge.load_library(path)
+    assert dlbridge.load_library(str(path)) is library
+    link = tmp_path / "link.so"
+    link.symlink_to(path)
+    hard = tmp_path / "hard.so"
+    hard.hardlink_to(path)
+    assert dlbridge.load_library(link) is library
+    assert dlbridge.load_library(hard) is library
+    assert importlib.import_module("dlbridge.kernels.kernel").find("again::scale") is library.scale
+
+
+def test_a_newer_file_under_the_same_path_is_loaded(build: Build) -> None:
+    """The names mean its kernels from then on; those of the old one go on."""
+    texts = [
+        HEADER + entry("f", "newer_file::f(x!: f64[n])", body=f"*(double *)arguments[0].data = {i};"
+                       " return 0;")
+        for i in (1, 2, 3)
+    ]  # fmt: skip
+    libraries = [dlbridge.load_library(build(text)) for text in texts]
+    for number, library in enumerate(libraries, 1):
+        x = np.zeros(1)
+        library.f(x)
+        assert x.tolist() == [number]
+        assert library.path == libraries[0].path
+    find = importlib.import_module("dlbridge.kernels.kernel").find
+    assert find("newer_file::f") is libraries[2].f
+
+
+def test_a_file_that_was_written_over_is_refused(build: Build) -> None:
+    """The loader would give the old library, whose memory may hold parts of the new one."""
+    path = build(HEADER + entry("f", "written_over::f(x!: f64[n])"))
+    library = dlbridge.load_library(path)
+    stamp = path.stat()
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))  # as a write does
+    with pytest.raises(KernelError, match=r"libmine\.so was written over since this process"):
+        dlbridge.load_library(path)
+    assert library.f(np.zeros(1)) is None
+
+
+def test_threads_that_load_one_library_get_the_same(build: Build) -> None:
+    """And its kernels are made once."""
+    path = build(SCALE.replace("NAMESPACE", "threads"))
+    barrier = threading.Barrier(8)
+    found: list[Any] = []
+
+    def load() -> None:
+        barrier.wait()
+        found.append(dlbridge.load_library(path))
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len({id(library) for library in found}) == 1
+
+
+def test_a_forked_process_has_the_library_and_loads_others(
+    build: Build, run_python: Callable[..., Any]
+) -> None:
+    """And its threads do not wait for those of its parent."""
+    one = build(SCALE.replace("NAMESPACE", "fork_one"), name="libone.so")
+    two = build(SCALE.replace("NAMESPACE", "fork_two"), name="libtwo.so")
+    code = """
+        import os, sys
+        import numpy
+        import dlbridge
+        one = dlbridge.load_library(sys.argv[1])
+        child = os.fork()
+        if child == 0:
+            assert dlbridge.load_library(sys.argv[1]) is one
+            two = dlbridge.load_library(sys.argv[2])
+            assert one.scale(numpy.ones(1)).tolist() == two.scale(numpy.ones(1)).tolist() == [2.0]
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """
+    run_python(code, one, two).check()
+
+
+def test_kernels_outlive_the_library_object(build: Build, run_python: Callable[..., Any]) -> None:
+    """The code stays loaded."""
+    path = build(SCALE.replace("NAMESPACE", "outlive"))
+    code = """
+        import gc, sys
+        import numpy
+        import dlbridge
+        scale = dlbridge.load_library(sys.argv[1]).scale
+        dlbridge.kernels.library._LIBRARIES.clear()
+        gc.collect()
+        assert scale(numpy.ones(1)).tolist() == [2.0]
+    """
+    run_python(code, path).check()
