@@ -30,7 +30,8 @@ Arguments that all have:
   its messages never meet those of others. Its first use is collective.
 - timeout: of those that wait: seconds after which they raise `MPITimeoutError`; None waits as long
   as it takes. What is under way then takes place when the other ranks come, and its result is
-  lost; a receive for which no message has come is taken back.
+  lost; a receive for which no message has come is taken back, that of `sendrecv` as well. The
+  first call of all starts MPI, which waits for the other ranks whatever the timeout.
 - out: a tensor of any framework to write the result to, of the result's shape and dtype, which is
   returned then. It must be writable.
 
@@ -50,8 +51,8 @@ from typing import Any
 
 from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi import buckets, collectives, messages, operators
-from dlbridge.mpi.channel import channel
-from dlbridge.mpi.engine import Request, check_timeout, wait_all
+from dlbridge.mpi.channel import channel, in_time
+from dlbridge.mpi.engine import Request, wait_all
 from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
 
 __all__ = [
@@ -177,8 +178,8 @@ def send(
     """
     if comm is None and timeout is None and _send(x, dest, tag) is not False:
         return
-    check_timeout("send", timeout)
-    isend(x, dest, tag, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("send", comm, timeout)
+    isend(x, dest, tag, comm=comm).wait_or_cancel(limit)
 
 
 def irecv(
@@ -220,8 +221,8 @@ def recv(
         result = _recv(source, tag, to, out)
         if result is not False:
             return result
-    check_timeout("recv", timeout)
-    return irecv(source, tag, to=to, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("recv", comm, timeout)
+    return irecv(source, tag, to=to, out=out, comm=comm).wait_or_cancel(limit)
 
 
 def isendrecv(
@@ -264,9 +265,9 @@ def sendrecv(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
-    check_timeout("sendrecv", timeout)
+    limit = in_time("sendrecv", comm, timeout)
     request = isendrecv(x, dest, source, sendtag, recvtag, to=to, out=out, comm=comm)
-    return request.wait_or_cancel(timeout)
+    return request.wait_or_cancel(limit)
 
 
 # ---- collectives --------------------------------------------------------------------------------
@@ -281,8 +282,8 @@ def barrier(*, comm: Any = None, timeout: float | None = None) -> None:
     """Wait until all ranks have come here."""
     if comm is None and timeout is None and _barrier(BARRIER) is not False:
         return
-    check_timeout("barrier", timeout)
-    ibarrier(comm=comm).wait_or_cancel(timeout)
+    limit = in_time("barrier", comm, timeout)
+    ibarrier(comm=comm).wait_or_cancel(limit)
 
 
 def ibcast(
@@ -320,8 +321,8 @@ def bcast(
             return result
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "bcast", x, "", root, out, comm, timeout)
-    check_timeout("bcast", timeout)
-    return ibcast(x, root, to=to, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("bcast", comm, timeout)
+    return ibcast(x, root, to=to, out=out, comm=comm).wait_or_cancel(limit)
 
 
 def iallreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
@@ -354,8 +355,8 @@ def allreduce(
             return result
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "allreduce", x, op, 0, out, comm, timeout)
-    check_timeout("allreduce", timeout)
-    return iallreduce(x, op, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("allreduce", comm, timeout)
+    return iallreduce(x, op, out=out, comm=comm).wait_or_cancel(limit)
 
 
 def ireduce(
@@ -382,8 +383,8 @@ def reduce(
         result = _reduce(x, op, root)
         if result is not False:
             return result
-    check_timeout("reduce", timeout)
-    return ireduce(x, op, root, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("reduce", comm, timeout)
+    return ireduce(x, op, root, out=out, comm=comm).wait_or_cancel(limit)
 
 
 def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
@@ -399,8 +400,8 @@ def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | Non
             return result
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "allgather", x, "", 0, out, comm, timeout)
-    check_timeout("allgather", timeout)
-    return iallgather(x, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("allgather", comm, timeout)
+    return iallgather(x, out=out, comm=comm).wait_or_cancel(limit)
 
 
 def igather(x: Any, root: int = 0, *, out: Any = None, comm: Any = None) -> Request:
@@ -421,8 +422,8 @@ def gather(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
-    check_timeout("gather", timeout)
-    return igather(x, root, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("gather", comm, timeout)
+    return igather(x, root, out=out, comm=comm).wait_or_cancel(limit)
 
 
 def iscatter(
@@ -452,8 +453,8 @@ def scatter(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
-    check_timeout("scatter", timeout)
-    return iscatter(x, root, to=to, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("scatter", comm, timeout)
+    return iscatter(x, root, to=to, out=out, comm=comm).wait_or_cancel(limit)
 
 
 def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
@@ -467,8 +468,8 @@ def reduce_scatter(
     """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "reduce_scatter", x, op, 0, out, comm, timeout)
-    check_timeout("reduce_scatter", timeout)
-    return ireduce_scatter(x, op, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("reduce_scatter", comm, timeout)
+    return ireduce_scatter(x, op, out=out, comm=comm).wait_or_cancel(limit)
 
 
 def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
@@ -480,5 +481,5 @@ def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None
     """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "alltoall", x, "", 0, out, comm, timeout)
-    check_timeout("alltoall", timeout)
-    return ialltoall(x, out=out, comm=comm).wait_or_cancel(timeout)
+    limit = in_time("alltoall", comm, timeout)
+    return ialltoall(x, out=out, comm=comm).wait_or_cancel(limit)

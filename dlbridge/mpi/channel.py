@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -9,9 +10,9 @@ from typing import Any, Concatenate, ParamSpec
 
 from dlbridge import registry
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, MPIError, UnsupportedTypeError
-from dlbridge.mpi.engine import Engine, Operation, Request, Steps, engine
-from dlbridge.mpi.job import Nap
+from dlbridge.errors import ArgumentError, MPIError, MPITimeoutError, UnsupportedTypeError
+from dlbridge.mpi.engine import LOOK, Deadline, Engine, Operation, Request, Steps, deadline, engine
+from dlbridge.mpi.job import Nap, named
 from dlbridge.mpi.quick import QUICK
 
 P = ParamSpec("P")
@@ -36,9 +37,7 @@ class Channel:
         self.payloads = self.collective
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
-        self.members: tuple[int, ...] = tuple(
-            comm.Get_group().Translate_ranks(None, self.mpi.COMM_WORLD.Get_group())
-        )
+        self.members = _members(engine, comm)
         self.everybody = frozenset(self.members)
         self.highest_tag: int = self.mpi.COMM_WORLD.Get_attr(self.mpi.TAG_UB)
         self.peers = native.Peers(
@@ -149,12 +148,14 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
         return found
 
 
-def channel(call: str, comm: Any = None) -> Channel:
+def channel(call: str, comm: Any = None, limit: Deadline | None = None) -> Channel:
     """Return the channel over a communicator of mpi4py, None for all processes of the job.
 
     Raises:
         UnsupportedTypeError: it is no intracommunicator of mpi4py.
-        MPIError: this process was forked from a member of the job, or MPI was finalised.
+        MPIError: this process was forked from a member of the job, or MPI was finalised; or
+            another one has ended without a call over the communicator.
+        MPITimeoutError: other processes have not made a call over it in time.
     """
     running = engine()
     running.job.check_process(call)
@@ -168,12 +169,46 @@ def channel(call: str, comm: Any = None) -> Channel:
         )
     found = comm.Get_attr(_KEYS[0]) if _KEYS else None
     nap = Nap(0.001)
+    next_look = time.monotonic() + LOOK
     while found is None:
         found = native.defer_signals(_go_on_making, running, comm)
-        if found is None:
-            nap.rest()
+        if found is None and nap.rest() and time.monotonic() > next_look:
+            _look_for_members(call, running, comm, limit)
+            next_look = time.monotonic() + LOOK
     assert isinstance(found, Channel)
     return found
+
+
+def in_time(call: str, comm: Any, timeout: Any) -> Deadline | None:
+    """Return until when a call has to be over, with the channel made by then.
+
+    Raises:
+        ArgumentError: `timeout` is no number of seconds.
+    """
+    limit = deadline(call, timeout)
+    if limit is not None:
+        channel(call, comm, limit)
+    return limit
+
+
+def _members(running: Engine, comm: Any) -> tuple[int, ...]:
+    world = running.job.mpi.COMM_WORLD.Get_group()
+    return tuple(comm.Get_group().Translate_ranks(None, world))
+
+
+def _look_for_members(call: str, running: Engine, comm: Any, limit: Deadline | None) -> None:
+    """Give up where the first use of a communicator waits in vain; a later call goes on."""
+    native.defer_signals(running.job.notice)
+    if gone := running.job.gone(frozenset(_members(running, comm))):
+        raise MPIError(
+            f"{call}: the first use of a communicator waits for {named(gone)}, which has ended; "
+            "let every rank of it make the same calls"
+        )
+    if limit is not None and time.monotonic() > limit.end:
+        raise MPITimeoutError(
+            f"{call}: not all ranks of comm have made their first call with it after "
+            f"{limit.seconds} s; nothing of this call is under way, and a later one goes on"
+        )
 
 
 def begins(

@@ -13,7 +13,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbridge import registry
 from dlbridge._core import native
@@ -22,13 +22,25 @@ from dlbridge.mpi.job import Job, Nap, end_together, named
 
 _SPIN = 50e-6  # seconds of yielding before a wait sleeps,
 _PER_BYTE = 5e-10  # and so much more for each byte that is on its way
-_LOOK = 0.01  # seconds after which a wait looks who has left,
+LOOK = 0.01  # seconds after which a wait looks who has left,
 _DEFERRED = 0.001  # and after which it sees an interrupt
 _OTHERS = 16  # operations that go on between two looks at the one that is waited for,
 _OTHERS_ASLEEP = 128  # and after a nap
 _TOGETHER = 64  # operations that `wait_all` looks at between two looks at interrupts
 
 Steps = Generator[Any, None, Any]
+
+
+class Deadline(NamedTuple):
+    """When a wait gives up.
+
+    Attributes:
+        seconds: how long it may take in total, for texts.
+        end: the time of `time.monotonic` at which it is over.
+    """
+
+    seconds: float
+    end: float
 
 
 class Operation:
@@ -43,6 +55,7 @@ class Operation:
         requests: requests of MPI not known to be complete.
         after: an operation that has to go on before this one does, or None.
         may_cancel: whether its request is a receive that MPI can take back.
+        receive: the part of it that may be such a receive, None for itself.
         any_peer: whether one of the peers is enough.
         status: what MPI writes of the request under way, or None.
         source, tag: of a received message.
@@ -50,7 +63,7 @@ class Operation:
 
     __slots__ = (
         "after", "any_peer", "call", "channel", "done", "error", "kept", "may_cancel", "nbytes",
-        "peers", "requests", "result", "source", "status", "steps", "tag",
+        "peers", "receive", "requests", "result", "source", "status", "steps", "tag",
     )  # fmt: skip
 
     def __init__(self, call: str, peers: frozenset[int]) -> None:
@@ -63,6 +76,7 @@ class Operation:
         self.kept: list[Any] = []
         self.requests: tuple[Any, ...] = ()
         self.after: Operation | None = None
+        self.receive: Operation | None = None
         self.status: Any = None
         self.done = False
         self.error: BaseException | None = None
@@ -194,36 +208,40 @@ class Engine:
             native.defer_signals(self._look, operation, _OTHERS)
         return operation.done
 
-    def wait(self, operation: Operation, timeout: float | None = None) -> None:
+    def wait(self, operation: Operation, limit: Deadline | None = None) -> None:
         """Wait until an operation is over; an interrupt leaves it under way.
 
         Raises:
             MPIError: a process that it needs has left.
-            MPITimeoutError: it is not over after `timeout` seconds, and stays under way.
+            MPITimeoutError: it is not over in time, and stays under way.
         """
+        if not self._wait(operation, math.inf if limit is None else limit.end):
+            assert limit is not None
+            raise MPITimeoutError(
+                f"{operation.call}: is not over after {limit.seconds} s, and stays under way "
+                f"between this rank and {named(operation.peers)}"
+            )
+
+    def _wait(self, operation: Operation, end: float) -> bool:
         if self.test(operation):
-            return
-        end = math.inf if timeout is None else time.monotonic() + timeout
+            return True
         nap = Nap(_SPIN + operation.nbytes * _PER_BYTE)
-        next_look = time.monotonic() + _LOOK
+        next_look = time.monotonic() + LOOK
         while not operation.done:
             has_slept = native.defer_signals(self._wait_a_while, operation, nap)
             if has_slept and time.monotonic() > next_look:
                 native.defer_signals(self._look_for_peers, operation)
-                next_look = time.monotonic() + _LOOK
-            if time.monotonic() > end and not self.test(operation):
-                raise MPITimeoutError(
-                    f"{operation.call}: is not over after {timeout} s, and stays under way between "
-                    f"this rank and {named(operation.peers)}"
-                )
+                next_look = time.monotonic() + LOOK
+            if time.monotonic() > end:
+                return self.test(operation)
+        return True
 
-    def wait_all(self, operations: Sequence[Operation], timeout: float | None) -> None:
+    def wait_all(self, operations: Sequence[Operation], limit: Deadline | None) -> None:
         """Wait until operations are over, or one of them failed, in their order.
 
         Raises:
-            MPITimeoutError: they are not after `timeout` seconds, and stay under way.
+            MPITimeoutError: they are not over in time, and stay under way.
         """
-        end = math.inf if timeout is None else time.monotonic() + timeout
         for start in range(0, len(operations), _TOGETHER):
             part = operations[start : start + _TOGETHER]
             while True:
@@ -236,26 +254,9 @@ class Engine:
                     break
                 if first.done:
                     return
-                self._wait_for_first(first, operations, timeout, end)
-
-    def _wait_for_first(
-        self,
-        operation: Operation,
-        operations: Sequence[Operation],
-        timeout: float | None,
-        end: float,
-    ) -> None:
-        left = None if timeout is None else max(0.0, end - time.monotonic())
-        try:
-            self.wait(operation, left)
-        except MPITimeoutError:
-            under_way = [each for each in operations if not each.done]
-            peers = frozenset().union(*(each.peers for each in under_way))
-            raise MPITimeoutError(
-                f"waitall: {len(under_way)} of {len(operations)} calls are not over after "
-                f"{timeout} s, and stay under way between this rank and {named(peers)}; the first "
-                f"is {operation.call}"
-            ) from None
+                if not self._wait(first, math.inf if limit is None else limit.end):
+                    assert limit is not None
+                    raise _late(operations, limit)
 
     def cancel(self, operation: Operation) -> bool:
         """Take back a receive for which no message has come; return whether that was done."""
@@ -264,6 +265,7 @@ class Engine:
 
     def _cancel(self, operation: Operation) -> bool:
         with self._lock:
+            operation = operation.receive or operation
             if operation.done or not operation.may_cancel:
                 return False
             (request,) = operation.requests
@@ -331,8 +333,9 @@ class Request:
     def cancel(self) -> bool:
         """Take back a receive for which no message has come; return whether that was done.
 
-        Then `wait` raises MPIError. Sends and collectives stay under way, as other ranks rely on
-        them, and so does a receive whose message has begun to come.
+        Then `wait` raises MPIError, of `isendrecv` once its send is over. Sends and collectives
+        stay under way, as other ranks rely on them, and so does a receive whose message has begun
+        to come.
         """
         return self._engine.cancel(self.operation)
 
@@ -350,26 +353,41 @@ class Request:
             DLBridgeError: as the blocking form.
             MPITimeoutError: the call is not over after `timeout`.
         """
-        self._engine.wait(self.operation, check_timeout(self.operation.call, timeout))
+        return self._wait(deadline(self.operation.call, timeout))
+
+    def _wait(self, limit: Deadline | None) -> Any:
+        self._engine.wait(self.operation, limit)
         error = self.operation.error
         if error is not None:
             raise error
         return self.operation.result
 
-    def wait_or_cancel(self, timeout: float | None) -> Any:
+    def wait_or_cancel(self, limit: Deadline | None) -> Any:
         """Wait as a blocking call does: a receive for which nothing came is not left behind."""
         try:
-            return self.wait(timeout)
+            return self._wait(limit)
         except MPITimeoutError:
-            if not self.cancel():
+            if limit is None or not self.cancel():
                 raise
+        is_over = self._engine.test(self.operation)
+        under_way = "nothing is under way" if is_over else "the send stays under way"
         raise MPITimeoutError(
-            f"{self.operation.call}: no message has come after {timeout} s; nothing is under way"
+            f"{self.operation.call}: no message has come after {limit.seconds} s; {under_way}"
         )
 
     def __repr__(self) -> str:
         state = "over" if self.operation.done else "under way"
         return f"<Request of {self.operation.call}, {state}>"
+
+
+def _late(operations: Sequence[Operation], limit: Deadline) -> MPITimeoutError:
+    under_way = [each for each in operations if not each.done]
+    peers = frozenset[int]().union(*(each.peers for each in under_way))
+    return MPITimeoutError(
+        f"waitall: {len(under_way)} of {len(operations)} calls are not over after "
+        f"{limit.seconds} s, and stay under way between this rank and {named(peers)}; the first is "
+        f"{under_way[0].call}"
+    )
 
 
 def wait_all(requests: Iterable[Request], timeout: float | None) -> list[Any]:
@@ -380,18 +398,17 @@ def wait_all(requests: Iterable[Request], timeout: float | None) -> list[Any]:
             raise ArgumentError(
                 f"waitall: requests must be those that dlbridge.mpi returned, got {each!r}"
             )
+    limit = deadline("waitall", timeout)
     if made:
-        made[0]._engine.wait_all(
-            [each.operation for each in made], check_timeout("waitall", timeout)
-        )
+        made[0]._engine.wait_all([each.operation for each in made], limit)
     return [each.wait() for each in made]  # which are over, up to the first that failed
 
 
-def check_timeout(call: str, timeout: Any) -> float | None:
-    """Return how many seconds a wait may take, None for any time.
+def deadline(call: str, timeout: Any) -> Deadline | None:
+    """Return when a wait that begins now gives up, None: it does not.
 
     Raises:
-        ArgumentError: it is no such number.
+        ArgumentError: `timeout` is no number of seconds.
     """
     if timeout is None:
         return None
@@ -400,7 +417,7 @@ def check_timeout(call: str, timeout: Any) -> float | None:
         raise ArgumentError(
             f"{call}: timeout must be a number of seconds from 0, or None, got {timeout!r}"
         )
-    return float(timeout)
+    return Deadline(float(timeout), time.monotonic() + timeout)
 
 
 _ENGINES: list[Engine] = []

@@ -280,4 +280,5 @@ def isendrecv(
         return received.operation.result
 
     operation.nbytes = received.operation.nbytes + sent.operation.nbytes
+    operation.receive = received.operation
     return over.engine.start(operation, steps())

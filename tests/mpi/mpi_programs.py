@@ -832,6 +832,34 @@ def timeouts() -> None:
     check(mpi.bcast(x, timeout=60), x)
     mpi.reduce(x, timeout=60)
     check(mpi.sendrecv(x, rank, rank, timeout=60), x)
+    mpi.barrier()
+    if rank == 0:  # the receive of a sendrecv is taken back, not its send
+        text = "sendrecv: no message has come after 0.01 s; "
+        refused(MPITimeoutError, text + "nothing", mpi.sendrecv, x, rank, 1, 3, 4, timeout=0.01)
+        check(mpi.recv(rank, 3), x)
+        large = np.arange(300000.0)
+        refused(MPITimeoutError, text + "the send", mpi.sendrecv, large, 1, 1, 3, 4, timeout=0.01)
+        request = mpi.isendrecv(x, rank, 1, 3, 4)
+        assert request.cancel()
+        refused(MPIError, "recv: was cancelled", request.wait)
+        check(mpi.recv(rank, 3), x)
+        mpi.send(x, 1, 5)
+        check(mpi.recv(1, 4), x)
+    elif rank == 1:
+        mpi.recv(0, 5)
+        check(mpi.recv(0, 3), np.arange(300000.0))
+        mpi.send(x, 0, 4)
+    mpi.barrier()
+    assert not engine().active
+    comm = engine().job.mpi.COMM_WORLD.Dup()  # its first use needs all ranks
+    if rank == 0:
+        text = "not all ranks of comm have made their first call"
+        for _ in range(2):
+            refused(MPITimeoutError, "barrier: " + text, mpi.barrier, comm=comm, timeout=0.05)
+        refused(MPITimeoutError, "recv: " + text, mpi.recv, 1, comm=comm, timeout=0)
+    mpi.barrier()
+    check(mpi.allreduce(x, comm=comm, timeout=60), x * size)
+    comm.Free()
 
 
 def cancelled_receives() -> None:
@@ -1782,6 +1810,12 @@ def is_killed_when_it_has_announced() -> None:
 
 def receives_nothing() -> None:
     ends_with(lambda: None, lambda: mpi.send(np.ones(300000), 0))
+
+
+def never_uses_a_communicator() -> None:
+    """Rank 0 ends without a call over a communicator, whose first use waits for it."""
+    comm = engine().job.mpi.COMM_WORLD.Dup()
+    ends_with(lambda: None, lambda: mpi.barrier(comm=comm))
 
 
 def ranks_survive() -> None:

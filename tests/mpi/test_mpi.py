@@ -145,6 +145,7 @@ ENDS = {
     "is_killed_when_it_has_announced": "signal 9",
     "is_interrupted_at_its_end": "KeyboardInterrupt",
     "receives_nothing": "send: waits for rank 0, which has ended",
+    "never_uses_a_communicator": "the first use of a communicator waits for rank 0",
 }
 
 
