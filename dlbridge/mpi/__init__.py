@@ -50,7 +50,7 @@ from functools import partial
 from typing import Any
 
 from dlbridge.exchange.trees import is_tree
-from dlbridge.mpi import buckets, collectives, messages, operators
+from dlbridge.mpi import buckets, collectives, messages, operators, ragged
 from dlbridge.mpi.channel import channel, in_time
 from dlbridge.mpi.engine import Request, wait_all
 from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
@@ -58,14 +58,18 @@ from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
 __all__ = [
     "Request",
     "allgather",
+    "allgatherv",
     "allreduce",
     "alltoall",
+    "alltoallv",
     "barrier",
     "bcast",
     "gather",
     "iallgather",
+    "iallgatherv",
     "iallreduce",
     "ialltoall",
+    "ialltoallv",
     "ibarrier",
     "ibcast",
     "igather",
@@ -483,3 +487,45 @@ def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None
         return operators.call(traced, "alltoall", x, "", 0, out, comm, timeout)
     limit = in_time("alltoall", comm, timeout)
     return ialltoall(x, out=out, comm=comm).wait_or_cancel(limit)
+
+
+def iallgatherv(x: Any, *, comm: Any = None) -> Request:
+    """Begin an allgatherv; see `allgatherv`."""
+    return ragged.iallgatherv(comm, x)
+
+
+def allgatherv(x: Any, *, comm: Any = None, timeout: float | None = None) -> tuple[Any, list[int]]:
+    """Return the rows of all ranks, one behind the other, and how many are of each rank.
+
+    Args:
+        x: this rank's rows, [n, ...]; n may differ between ranks, and be 0.
+        comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
+    """
+    limit = in_time("allgatherv", comm, timeout)
+    made: tuple[Any, list[int]] = iallgatherv(x, comm=comm).wait_or_cancel(limit)
+    return made
+
+
+def ialltoallv(x: Any, counts: Iterable[Any], *, comm: Any = None) -> Request:
+    """Begin an alltoallv; see `alltoallv`."""
+    return ragged.ialltoallv(comm, x, counts)
+
+
+def alltoallv(
+    x: Any, counts: Iterable[Any], *, comm: Any = None, timeout: float | None = None
+) -> tuple[Any, list[int]]:
+    """Send the next `counts[i]` rows of `x` to rank i; return the rows received, and their counts.
+
+    Args:
+        x: this rank's rows, [sum(counts), ...], those for rank 0 first.
+        counts: how many go to each rank, numbers from 0; the other ranks need not know them.
+        comm: the communicator.
+        timeout: seconds to wait; see `dlbridge.mpi`.
+
+    The rows received are in the order of the ranks. The same call with them and with their counts
+    sends them back.
+    """
+    limit = in_time("alltoallv", comm, timeout)
+    made: tuple[Any, list[int]] = ialltoallv(x, counts, comm=comm).wait_or_cancel(limit)
+    return made

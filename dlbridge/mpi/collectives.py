@@ -165,7 +165,7 @@ def _reduce(
 
     is_root = root is None or root == over.rank
     arguments = f"op={op!r}" if root is None else f"op={op!r}, root={root}"
-    call = _require_tensor(prepare(name, x, out if is_root else None, result, arguments))
+    call = require_tensor(prepare(name, x, out if is_root else None, result, arguments))
     kind = call.kind
 
     def finish(made: native.TensorBase) -> Any:
@@ -251,7 +251,8 @@ def _reduce_values(
     return finish(result)
 
 
-def _require_tensor(call: Call) -> Call:
+def require_tensor(call: Call) -> Call:
+    """Return a call that cannot be made where this rank has no tensor."""
     if call.source is None and call.error is None:
         error = ArgumentError(f"{call.name}: a tensor is required, got None")
         return call._replace(error=error)
@@ -270,7 +271,7 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any) -> Request:
         _check_rows("reduce_scatter", kind, over.size)
         return Kind(kind.shape[1:], kind.dtype)
 
-    call = _require_tensor(prepare("reduce_scatter", x, out, result, f"op={op!r}"))
+    call = require_tensor(prepare("reduce_scatter", x, out, result, f"op={op!r}"))
     call, target = with_target(call)
 
     def steps(operation: Operation) -> Steps:
@@ -322,7 +323,7 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
     except DLBridgeError as error:
         call = call._replace(error=error)
     if is_root:
-        call = _require_tensor(call)
+        call = require_tensor(call)
     if call.error is None:
         learn_call(int(root), partial(digest, "bcast", f"root={root}"))
     known = call.out.kind if call.out is not None and call.source is None else None
@@ -406,7 +407,7 @@ def iscatter(over: Channel, x: Any, root: int, to: str, out: Any) -> Request:
         call = call._replace(error=error)
     known = target = None
     if is_root:
-        call, target = with_target(_require_tensor(call))
+        call, target = with_target(require_tensor(call))
     elif call.source is None and call.out is not None:
         row = call.out.kind
         known = Kind((over.size, *row.shape), row.dtype)
@@ -447,7 +448,7 @@ def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
         return made
 
     out = out if is_root else None
-    call = _require_tensor(prepare("gather", x, out, result, f"root={root}"))
+    call = require_tensor(prepare("gather", x, out, result, f"root={root}"))
     if call.source is not None and call.source.tensor.nbytes * over.size <= MOST:
         return start(call, over, partial(_gather, call, over, None, is_root))
     call, target = with_target(call) if is_root else (call, None)
@@ -477,7 +478,7 @@ def iallgather(over: Channel, x: Any, out: Any, state: State = None) -> Request:
         _check_rows("allgather", made, over.size)
         return made
 
-    call = _require_tensor(prepare("allgather", x, out, result))
+    call = require_tensor(prepare("allgather", x, out, result))
     if call.error is not None or call.source is None:
         ballot = call.ballot(over, state=state)
         return start(call, over, lambda operation: agree(over, operation, ballot))
@@ -518,7 +519,7 @@ def ialltoall(over: Channel, x: Any, out: Any) -> Request:
         _check_rows("alltoall", kind, over.size)
         return kind
 
-    call = _require_tensor(prepare("alltoall", x, out, result))
+    call = require_tensor(prepare("alltoall", x, out, result))
     return _copy(over, call, "Ialltoall", whole=False)
 
 

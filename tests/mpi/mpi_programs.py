@@ -239,6 +239,63 @@ def a_tree(rank: int) -> dict[str, Any]:
     }
 
 
+def ragged_rows() -> None:
+    """Numbers of rows that only their rank knows, in every dtype, none and many."""
+    rank, size = mpi.rank(), mpi.size()
+    for dtype in DTYPES:
+        for row, most in (((), 3), ((2, 3), 1), ((0,), 2), ((7,), 4000)):
+            counts = [[(r + 2 * to) % size * most for to in range(size)] for r in range(size)]
+            rows = [values(r, (sum(counts[r]), *row), dtype) for r in range(size)]
+            got, came = mpi.allgatherv(rows[rank])
+            assert came == [len(each) for each in rows]
+            check(got, np.concatenate(rows))
+            got, came = mpi.alltoallv(rows[rank], np.array(counts[rank]))
+            assert came == [counts[r][rank] for r in range(size)]
+            starts = [sum(counts[r][:rank]) for r in range(size)]
+            parts = [rows[r][at : at + counts[r][rank]] for r, at in enumerate(starts)]
+            check(got, np.concatenate(parts))
+            back, again = mpi.alltoallv(got, came)
+            assert again == counts[rank]
+            check(back, rows[rank])
+    x = np.arange(6.0).reshape(2, 3).T + rank  # transposed, of another framework
+    got, came = mpi.allgatherv(dlbridge.from_dlpack(x))
+    assert type(got) is dlbridge.Tensor
+    assert came == [3] * size
+    check(got.numpy(), np.concatenate([x - rank + r for r in range(size)]))
+    requests = []  # several at once, beside others that have turns
+    for count in (0, 2, 5000):
+        mine = np.full((count * rank, 2), float(rank))
+        requests += [mpi.iallgatherv(mine), mpi.iallreduce(np.ones(30000))]
+        requests += [mpi.ialltoallv(mine, [count * rank] + [0] * (size - 1))]
+    for request in reversed(requests):
+        request.wait()
+    got, came = requests[-1].wait()
+    assert came == ([5000 * r for r in range(size)] if rank == 0 else [0] * size)
+    assert len(got) == sum(came)
+    # Nothing is exchanged where one rank cannot take part, and the next call works.
+    last = rank == size - 1
+    refused(ArgumentError, "allgatherv(float64[3])", mpi.allgatherv, np.ones((2, 3 + last)))
+    refused(ArgumentError, "rows is required", mpi.allgatherv, np.float64(1) if last else x)
+    fits = [3] + [0] * (size - 1)
+    for wrong in ([3], [2] + [0] * (size - 1), [4, -1] + [0] * (size - 2), 3, ["1"] * size):
+        given = wrong if last else fits
+        refused(ArgumentError, "counts must be", mpi.alltoallv, np.ones(3), given)
+    refused(ArgumentError, "alltoallv", mpi.alltoallv if last else mpi.allgatherv, np.ones(3),
+            *([fits] if last else []))  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+
+            def receive(*_: Any) -> Any:
+                raise MemoryError("there is none")
+
+            patch.setattr(Call, "receive", receive)
+        refused(ArgumentError, "rank 1: there is none", mpi.allgatherv, np.ones(3))
+        refused(ArgumentError, "rank 1: there is none", mpi.alltoallv, np.ones(3), fits)
+    got, came = mpi.allgatherv(np.full(rank, float(rank)), timeout=60)
+    assert came == list(range(size))
+    assert not engine().active
+
+
 def trees() -> None:
     """A tree is one call; its tensors are what they are in calls of their own."""
     rank, size = mpi.rank(), mpi.size()

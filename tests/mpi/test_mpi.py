@@ -23,6 +23,7 @@ TOGETHER = (
     "means",
     "copies",
     "gathered_and_scattered",
+    "ragged_rows",
     "trees",
     "trees_that_do_not_agree",
     "quick_calls",
