@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
     from dlbridge.kernels.library import Library, compile_c, load_library
+    from dlbridge.kernels.packages import load_package
     from dlbridge.kernels.schema import Schema
     from dlbridge.kernels.wrap import wrap
 
@@ -182,6 +183,7 @@ __all__ = [
     "int8",
     "lib",
     "load_library",
+    "load_package",
     "ones",
     "ones_like",
     "receipts",
@@ -220,6 +222,7 @@ _LATER = {
     "inspect": "check",
     "ledger": "check",
     "load_library": "kernels.library",
+    "load_package": "kernels.packages",
     "wrap": "kernels.wrap",
     **dict.fromkeys(_FUNCTIONS, "kernels.functions"),
 }

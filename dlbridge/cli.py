@@ -1,10 +1,12 @@
 """The command `dlbridge`: arguments and printing only.
 
 dlbridge check        check a producer or a consumer against the rules of DLPack
+dlbridge config       print what a compiler needs for dlbridge_kernel.h
 dlbridge demo         send a tensor round the ring of installed frameworks and back
 dlbridge doctor       show what is installed, what is broken, and known defects with advice
 dlbridge explain      say whether an exchange would share or copy, or why it is refused
 dlbridge inspect      show what a tensor's capsules and its exchange table say
+dlbridge kernels      list the kernels that a library exports, without loading it
 dlbridge matrix       exchange tensors between all frameworks and show what arrives
 dlbridge prove        find out whether the installed torch takes the fastest path
 dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
@@ -17,6 +19,7 @@ import argparse
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -73,6 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     each.add_argument("--json", action="store_true", help="as JSON")
     add_explain(commands)
     add_check(commands)
+    add_libraries(commands)
     status = "1 if something is broken, else 0"
     patient = add(
         commands, "doctor", show_diagnosis, "show what is installed and what is broken", status
@@ -109,6 +113,20 @@ def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="a policy of `convert`, such as copy=False; may be given several times",
     )
     plan.add_argument("--json", action="store_true", help="as JSON")
+
+
+def add_libraries(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands for kernel libraries: `config` and `kernels`."""
+    text = "print what a compiler needs for dlbridge_kernel.h"
+    settings = add(commands, "config", show_config, text)
+    form = settings.add_mutually_exclusive_group(required=True)
+    form.add_argument("--cflags", action="store_true", help="its options, for a shared library")
+    form.add_argument("--includes", action="store_true", help="those alone that find the header")
+    text = "list the kernels that a library exports, without loading it"
+    status = "1 if it exports none, 2 if it cannot be read or describes one wrongly, else 0"
+    exported = add(commands, "kernels", show_kernels, text, status)
+    exported.add_argument("library", metavar="FILE", type=Path, help="a shared library")
+    exported.add_argument("--json", action="store_true", help="as JSON")
 
 
 def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -218,6 +236,65 @@ def show_version(options: argparse.Namespace) -> int:  # noqa: ARG001
         own = "(not installed)"
     print(f"dlbridge {own}, DLPack {lib.DLPACK_MAJOR_VERSION}.{lib.DLPACK_MINOR_VERSION}")
     return 0
+
+
+# ---- kernel libraries ---------------------------------------------------------------------------
+
+EXPORTED = (
+    Column("function"), Column("platform"), Column("schema", wrap=True), Column("more", wrap=True)
+)  # fmt: skip
+
+
+def show_config(options: argparse.Namespace) -> int:
+    """Print one line, to be a part of a shell's command."""
+    from dlbridge.kernels.library import include_directory
+
+    try:
+        includes = f"-I{shlex.quote(str(include_directory()))}"
+    except DLBridgeError as error:
+        print(f"dlbridge config: {error}", file=sys.stderr)
+        return 1
+    print(includes if options.includes else f"{includes} -fPIC")
+    return 0
+
+
+def show_kernels(options: argparse.Namespace) -> int:
+    """Print the table or JSON; the exit status is 1 if there is no kernel."""
+    from dlbridge.kernels.packages import list_exports
+
+    try:
+        exports = list_exports(options.library)
+    except (DLBridgeError, OSError) as error:
+        text = str(error).removeprefix("load_library: ")
+        if isinstance(error, OSError):
+            text = f"{options.library} cannot be read: {error.strerror}"
+        print(escape_controls(f"dlbridge kernels: {text}", lines=True), file=sys.stderr)
+        return 2
+    if options.json:
+        shown = [
+            {
+                "function": each.symbol,
+                "name": each.schema.qualified,
+                "schema": str(each.schema),
+                "platform": each.platform,
+                "abi": each.abi,
+                "doc": each.doc,
+                **each.options,
+            }
+            for each in exports
+        ]
+        print(json.dumps(shown, indent=2))
+    elif exports:
+        rows = []
+        for each in exports:
+            abi = {"abi": each.abi} if each.abi != "dltensors" else {}
+            more = ", ".join(f"{field}={value}" for field, value in (abi | each.options).items())
+            rows.append([each.symbol, each.platform, str(each.schema), more])
+        print_table(EXPORTED, rows)
+    else:
+        text = f"{options.library} exports no kernels with DLB_EXPORT"
+        print(escape_controls(f"dlbridge kernels: {text}"), file=sys.stderr)
+    return 0 if exports else 1
 
 
 # ---- inspect ------------------------------------------------------------------------------------

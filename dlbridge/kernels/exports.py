@@ -11,8 +11,8 @@ leaves nothing behind.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import sys
+from typing import Any, NamedTuple, Protocol
 
 from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.kernels.kernel import Kernel, publish
@@ -47,21 +47,21 @@ class _Description(ctypes.Structure):
 
     _fields_ = (
         ("size", ctypes.c_size_t),
-        ("symbol", ctypes.c_char_p),
+        ("symbol", ctypes.c_void_p),
         ("function", ctypes.c_void_p),
         ("is_dltensors", ctypes.c_int64),
-        ("schema", ctypes.c_char_p),
-        ("abi", ctypes.c_char_p),
-        ("vjp", ctypes.c_char_p),
-        ("jvp", ctypes.c_char_p),
-        ("batch", ctypes.c_char_p),
-        ("layout", ctypes.c_char_p),
-        ("overlap", ctypes.c_char_p),
-        ("gil", ctypes.c_char_p),
-        ("cost", ctypes.c_char_p),
-        ("stream", ctypes.c_char_p),
-        ("platform", ctypes.c_char_p),
-        ("doc", ctypes.c_char_p),
+        ("schema", ctypes.c_void_p),
+        ("abi", ctypes.c_void_p),
+        ("vjp", ctypes.c_void_p),
+        ("jvp", ctypes.c_void_p),
+        ("batch", ctypes.c_void_p),
+        ("layout", ctypes.c_void_p),
+        ("overlap", ctypes.c_void_p),
+        ("gil", ctypes.c_void_p),
+        ("cost", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("platform", ctypes.c_void_p),
+        ("doc", ctypes.c_void_p),
         ("align", ctypes.c_int64),
     )
 
@@ -98,18 +98,40 @@ class Export(NamedTuple):
     options: dict[str, Any]
 
 
-def read_exports(library: str, address: int) -> list[Export]:
+class Memory(Protocol):
+    """Where a table is: the memory of this process, or `elf.Image`, that of a file."""
+
+    def copy(self, address: int, size: int) -> bytes:
+        """Return a stretch of it."""
+
+    def text(self, address: int) -> bytes:
+        """Return the text that begins somewhere, up to its 0."""
+
+
+class _Here:
+    """The memory of this process."""
+
+    def copy(self, address: int, size: int) -> bytes:
+        return ctypes.string_at(address, size)
+
+    def text(self, address: int) -> bytes:
+        return ctypes.string_at(address)
+
+
+def read_exports(library: str, address: int, memory: Memory | None = None) -> list[Export]:
     """Return what the table at `address` describes.
 
     Args:
         library: its path, for messages.
         address: of the `dlb_kernels` of this library.
+        memory: that it is in; None is this process.
 
     Raises:
         ArgumentError: the table is none, needs a newer dlbridge, or describes a function wrongly;
             the text names library, function and, in a schema, the place.
     """
-    table = _Table.from_address(address)
+    memory = memory or _Here()
+    table = _Table.from_buffer_copy(memory.copy(address, ctypes.sizeof(_Table)))
     if table.magic != _MAGIC:
         raise ArgumentError(
             f"load_library: {library}: its symbol {TABLE!r} is no table of DLB_EXPORT: the magic "
@@ -127,7 +149,13 @@ def read_exports(library: str, address: int) -> list[Export]:
             f"load_library: {library}: its table is no array of pointers: it goes from {begin:#x} "
             f"to {end:#x}"
         )
-    return [_read(library, place, entry) for place, entry in _entries(begin, end)]
+    entries = memory.copy(begin, end - begin) if begin else b""
+    return [
+        _read(
+            memory, library, place, int.from_bytes(entries[start : start + _POINTER], sys.byteorder)
+        )
+        for place, start in enumerate(range(0, len(entries), _POINTER))
+    ]
 
 
 class _LinkMap(ctypes.Structure):
@@ -149,15 +177,9 @@ def is_of(address: int, handle: int) -> bool:
     return bool(locate(address) == found.contents.path)
 
 
-def _entries(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    pointers = (ctypes.c_void_p * ((end - begin) // _POINTER)).from_address(begin or 1)
-    for place, entry in enumerate(pointers):
-        yield place, entry or 0
-
-
-def _read(library: str, place: int, address: int) -> Export:
-    described = _copy(library, place, address)
-    symbol = _text(library, place, described, "symbol")
+def _read(memory: Memory, library: str, place: int, address: int) -> Export:
+    described = _copy(memory, library, place, address)
+    symbol = _text(memory, library, place, described, "symbol")
     if not symbol:
         raise ArgumentError(f"load_library: {library}: entry {place} of its table has no symbol")
     if not described.function:
@@ -166,7 +188,7 @@ def _read(library: str, place: int, address: int) -> Export:
             "was linked with defines it"
         )
     texts = {
-        field: _text(library, symbol, described, field)
+        field: _text(memory, library, symbol, described, field)
         for field in ("schema", "abi", "platform", "doc", *_DERIVATIVES, *_OPTIONS[:-1])
     }
     schema, abi = texts.pop("schema"), texts.pop("abi")
@@ -186,18 +208,18 @@ def _read(library: str, place: int, address: int) -> Export:
     )
 
 
-def _copy(library: str, place: int, address: int) -> _Description:
+def _copy(memory: Memory, library: str, place: int, address: int) -> _Description:
     """Return a description as this dlbridge knows it; refuse one that says more."""
-    size = ctypes.c_size_t.from_address(address).value if address else 0
+    size = int.from_bytes(memory.copy(address, _POINTER), sys.byteorder) if address else 0
     if not _REQUIRED <= size <= _LARGEST:
         raise ArgumentError(
             f"load_library: {library}: entry {place} of its table is no description: it has "
             f"{size} bytes"
         )
-    contents = ctypes.string_at(address, size)
+    contents = memory.copy(address, size)
     described = _Description.from_buffer_copy(contents[:_KNOWN].ljust(_KNOWN, b"\0"))
     if any(contents[_KNOWN:]):
-        symbol = _text(library, place, described, "symbol")
+        symbol = _text(memory, library, place, described, "symbol")
         raise ArgumentError(
             f"load_library: {library}: {symbol}: it uses a field of DLB_EXPORT that this dlbridge "
             "does not know; install a newer one"
@@ -205,10 +227,11 @@ def _copy(library: str, place: int, address: int) -> _Description:
     return described
 
 
-def _text(library: str, where: object, described: _Description, field: str) -> Any:
-    contents = getattr(described, field)
-    if contents is None:
+def _text(memory: Memory, library: str, where: object, described: _Description, field: str) -> Any:
+    address = getattr(described, field)
+    if address is None:
         return None
+    contents = memory.text(address)
     try:
         return contents.decode()
     except UnicodeDecodeError:

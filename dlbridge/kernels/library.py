@@ -336,7 +336,7 @@ def include_directory() -> Path:
     for directory in (package / "include", package.parent / "include"):
         if all((directory / header).is_file() for header in _HEADERS):
             return directory
-    raise KernelError(f"compile_c: dlbridge was installed without its headers {_HEADERS}")
+    raise KernelError(f"dlbridge was installed without its headers {_HEADERS}")
 
 
 def _advice(source: str, said: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import threading
@@ -565,3 +567,187 @@ def test_kernels_outlive_the_library_object(build: Build, run_python: Callable[.
         assert scale(numpy.ones(1)).tolist() == [2.0]
     """
     run_python(code, path).check()
+
+
+def test_a_file_that_appears_later_is_loaded(build: Build, tmp_path: Path) -> None:
+    """A refusal is not kept."""
+    with pytest.raises(ArgumentError, match="cannot be loaded"):
+        dlbridge.load_library(tmp_path / "libmine.so")
+    (tmp_path / "libmine.so").write_text("no library")
+    with pytest.raises(ArgumentError, match="cannot be loaded"):
+        dlbridge.load_library(tmp_path / "libmine.so")
+    assert dlbridge.load_library(build(SCALE.replace("NAMESPACE", "later"))).scale
+
+
+# ---- packages ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def install(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return `install(distribution, package, *libraries)`: the folder of the package.
+
+    A library is named by its file; it exports `<package>::scale`, those called "plain" nothing.
+    """
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+
+    def make(distribution: str, package: str, *libraries: str) -> Path:
+        folder = site / package
+        folder.mkdir()
+        (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+        text = SCALE.replace("NAMESPACE", package)
+        for library in libraries:
+            (folder / library).parent.mkdir(exist_ok=True)
+            name = Path(library).name
+            build(HEADER if "plain" in name else text, name=name).rename(folder / library)
+        info = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0")
+        files = [f"{package}/{library},," for library in ("__init__.py", *libraries)]
+        (info / "RECORD").write_text("\n".join(files))
+        return folder
+
+    return make
+
+
+def test_a_package_gives_its_library(install: Callable[..., Path]) -> None:
+    """By either of its names, without being imported."""
+    folder = install("My-Kernels", "mykernels_a", "lib/libkernels.so.1", "_plain.so")
+    for name in ("my-kernels", "My_Kernels", "mykernels_a", "mykernels_a.lib"):
+        library = dlbridge.load_package(name)
+        assert library.path == str(folder / "lib" / "libkernels.so.1")
+        assert library.scale(np.ones(1)).tolist() == [2.0]
+
+
+def test_a_package_without_one_library_is_refused(install: Callable[..., Path]) -> None:
+    """With what there is."""
+    install("no-library", "mykernels_b")
+    install("plain-library", "mykernels_c", "_plain.so")
+    install("two-libraries", "mykernels_d", "one.so", "two.so")
+    with pytest.raises(ArgumentError, match=r"no-library exports .*there is no file \*\.so in it"):
+        dlbridge.load_package("no-library")
+    with pytest.raises(ArgumentError, match=r"plain-library exports .*; it has _plain\.so"):
+        dlbridge.load_package("plain-library")
+    with pytest.raises(ArgumentError, match=r"(?s)2 libraries of two-libraries .*one\.so.*two\.so"):
+        dlbridge.load_package("two-libraries")
+    with pytest.raises(ArgumentError, match=r"no package 'no-librari' is .*mean 'no-library'"):
+        dlbridge.load_package("no-librari")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("", "got ''"), (3, "got int"), ("os", "no package 'os'"), ("__main__", "no package"),
+     (".numpy", "no package '.numpy'"), ("numpy.nowhere", "no package 'numpy.nowhere'")],
+)  # fmt: skip
+def test_what_is_no_package_is_refused(name: Any, said: str) -> None:
+    """Nothing is imported to find out."""
+    with pytest.raises(ArgumentError, match=f"load_package: .*{said}"):
+        dlbridge.load_package(name)
+
+
+# ---- files that are only read --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("-Wl,-z,pack-relative-relocs",), ("-Wl,--hash-style=sysv",), ("-Wl,--hash-style=gnu",)],
+    ids=["plain", "packed", "sysv", "gnu"],
+)
+def test_a_file_says_what_it_exports(build: Build, flags: tuple[str, ...]) -> None:
+    """The same as it does once it is loaded, also with packed relocations."""
+    packages = importlib.import_module("dlbridge.kernels.packages")
+    path = build(SCALE.replace("NAMESPACE", "listed"), flags=flags)
+    listed = packages.list_exports(path)
+    assert [(each.symbol, str(each.schema)) for each in listed] == [
+        ("scale", "listed::scale(x: f64[n], *, by: float = 2.0) -> f64[n]"),
+        ("scale_vjp", "listed::scale_vjp(grad: f64[n], *, by: float) -> f64[n]"),
+        ("scale_jvp", "listed::scale_jvp(tangent_x: f64[n], *, by: float) -> f64[n]"),
+    ]
+    assert listed[0].options == {"vjp": "scale_vjp", "jvp": "scale_jvp", "gil": "release"}
+    assert listed[0].doc == "Return by * x, of each element."
+    exports = importlib.import_module("dlbridge.kernels.exports")
+    library = dlbridge.load_library(path)
+    loaded = exports.read_exports("", library._table())
+    assert [each._replace(address=0) for each in loaded] == [
+        each._replace(address=0) for each in listed
+    ]
+
+
+def test_a_damaged_file_is_refused(build: Build) -> None:
+    """Whatever is wrong in it: cut off anywhere, or with one byte that is another."""
+    packages = importlib.import_module("dlbridge.kernels.packages")
+    path = build(SCALE.replace("NAMESPACE", "damaged"), flags=("-s",))
+    contents = path.read_bytes()
+    damaged = [contents[:size] for size in range(0, len(contents), 997)]
+    for place in [*range(16, 1024, 5), *range(1024, len(contents), 61)]:
+        for other in (0, 255):
+            damaged.append(contents[:place] + bytes([other]) + contents[place + 1 :])
+    for each in damaged:
+        path.write_bytes(each)
+        try:
+            packages.list_exports(path)
+        except ArgumentError as error:
+            assert str(path) in str(error)  # noqa: PT017
+
+
+def test_the_command_lists_kernels(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what they are told; nothing of the library runs."""
+    cli = importlib.import_module("dlbridge.cli")
+    path = build(
+        SCALE.replace("NAMESPACE", "command")
+        + "__attribute__((constructor)) static void run(void) { __builtin_trap(); }\n"
+    )
+    assert cli.main(["kernels", "--json", str(path)]) == 0
+    scale = json.loads(capsys.readouterr().out)[0]
+    assert scale == {
+        "function": "scale",
+        "name": "command::scale",
+        "schema": "command::scale(x: f64[n], *, by: float = 2.0) -> f64[n]",
+        "platform": "cpu",
+        "abi": "dltensors",
+        "doc": "Return by * x, of each element.",
+        "vjp": "scale_vjp",
+        "jvp": "scale_jvp",
+        "gil": "release",
+    }
+    assert cli.main(["kernels", str(path)]) == 0
+    assert "vjp=scale_vjp" in capsys.readouterr().out
+
+
+def test_the_command_says_where_nothing_can_be_listed(
+    build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its exit status, too."""
+    cli = importlib.import_module("dlbridge.cli")
+    wrong = HEADER + entry("f", "wrong::f(x: f33[n]) -> f32[n]")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_text("text")
+    for path, status, said in (
+        (build(HEADER), 1, "exports no kernels with DLB_EXPORT"),
+        (build(wrong, name="libwrong.so"), 2, "f: unknown dtype 'f33'"),
+        (tmp_path / "text", 2, "it is no library for Linux"),
+        (tmp_path / "pipe", 2, "it is no file"),
+        (tmp_path, 2, "it is no file"),
+        (tmp_path / "missing", 2, "No such file"),
+    ):
+        assert cli.main(["kernels", str(path)]) == status
+        assert f"dlbridge kernels: {path}" in (found := capsys.readouterr().err)
+        assert said in found
+
+
+def test_the_command_says_how_to_compile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its line is a part of a shell's command."""
+    cli = importlib.import_module("dlbridge.cli")
+    assert cli.main(["config", "--includes"]) == 0
+    includes = capsys.readouterr().out
+    assert cli.main(["config", "--cflags"]) == 0
+    cflags = capsys.readouterr().out
+    assert cflags == includes.strip() + " -fPIC\n"
+    source = tmp_path / "source.c"
+    source.write_text(SCALE.replace("NAMESPACE", "by_command"))
+    target = tmp_path / "libmine.so"
+    subprocess.run(["cc", *shlex.split(cflags), "-shared", "-o", target, source], check=True)
+    assert dlbridge.load_library(target).scale(np.ones(1)).tolist() == [2.0]
