@@ -52,7 +52,7 @@ from typing import Any
 from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi import buckets, collectives, messages, operators, ragged
 from dlbridge.mpi.channel import channel, in_time
-from dlbridge.mpi.engine import Request, wait_all
+from dlbridge.mpi.engine import Request, finished, wait_all
 from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
 
 __all__ = [
@@ -132,6 +132,7 @@ _RESUMED: dict[str, Callable[..., Request]] = {
 QUICK.resume = _resume
 _CALLS = [
     _send := QUICK.send,
+    _isend := QUICK.isend,
     _recv := QUICK.recv,
     _barrier := QUICK.barrier,
     _bcast := QUICK.bcast,
@@ -162,6 +163,10 @@ def waitall(requests: Iterable[Request], *, timeout: float | None = None) -> lis
 
 def isend(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> Request:
     """Begin to send a tensor; see `send`."""
+    if comm is None:
+        result = _isend(x, dest, tag)
+        if result is not False:
+            return finished("send") if result is None else result
     return messages.isend(comm, x, dest, tag)
 
 

@@ -380,6 +380,13 @@ class Request:
         return f"<Request of {self.operation.call}, {state}>"
 
 
+def finished(call: str) -> Request:
+    """Return the request of a call that is over, without a result."""
+    operation = Operation(call, frozenset())
+    operation.done = True
+    return Request(engine(), operation)
+
+
 def _late(operations: Sequence[Operation], limit: Deadline) -> MPITimeoutError:
     under_way = [each for each in operations if not each.done]
     peers = frozenset[int]().union(*(each.peers for each in under_way))

@@ -37,6 +37,7 @@ from dlbridge.errors import (
     MPITimeoutError,
 )
 from dlbridge.exchange.trees import tensors_of
+from dlbridge.mpi import messages as mpi_messages
 from dlbridge.mpi.buckets import Bucket
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
@@ -431,9 +432,11 @@ def quick_calls() -> None:
     assert QUICK.barrier("barrier") is not False
     assert QUICK.send(x, right, 0) is not False
     assert QUICK.recv(left, None, "numpy", None) is not False
+    assert QUICK.isend(x, right, 0) is not False
+    assert QUICK.recv(left, None, "numpy", None) is not False
     for odd in (x[::-1], np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
         assert QUICK.allreduce(odd, "sum") is False, odd
-        assert QUICK.send(odd, 0, 0) is False, odd
+        assert QUICK.send(odd, 0, 0) is QUICK.isend(odd, 0, 0) is False, odd
     assert QUICK.reduce(np.ones(3000), "sum", 1) is False
     assert QUICK.allreduce(x, "avg") is QUICK.allreduce(x, []) is QUICK.reduce(x, 1, 1) is False
     assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False
@@ -716,11 +719,17 @@ def messages() -> None:
 
 
 def send_by_python(x: Any, dest: int, tag: int = 0) -> None:
-    mpi.isend(x, dest, tag).wait()
+    mpi_messages.isend(None, x, dest, tag).wait()
 
 
 def recv_by_python(source: int | None = None, tag: int | None = None, **named: Any) -> Any:
     return mpi.irecv(source, tag, **named).wait()
+
+
+def isend_and_wait(x: Any, dest: int, tag: int) -> None:
+    request = mpi.isend(x, dest, tag)
+    assert request.wait(60) is None
+    assert request.test()
 
 
 def messages_by_c() -> None:
@@ -728,7 +737,7 @@ def messages_by_c() -> None:
     rank = mpi.rank()
     for nbytes in (0, 1, 8191, 8192, 8193, 20000, 2**20 + 3):
         x = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
-        for send in (mpi.send, send_by_python):
+        for send in (mpi.send, isend_and_wait, send_by_python):
             for receive in (mpi.recv, recv_by_python):
                 for late in (None, 0, 1):
                     mpi.barrier()

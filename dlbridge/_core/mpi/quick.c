@@ -533,11 +533,10 @@ static int settle(dlb_ballot *ballot, size_t nbytes) {
     return done > 0 ? dlb_ballot_agreed(ballot) : done;
 }
 
-/* Go on in Python: resume(name, what is under way, *the arguments) returns a Request,
- * which is waited for. An interrupt ends the wait, not the call: the other ranks still
- * get what they wait for. */
-static PyObject *resume(const quick *self, const char *name, void *under_way,
-                        PyObject *const *args, Py_ssize_t count) {
+/* Go on in Python: resume(name, what is under way, *the arguments) returns a Request.
+ */
+static PyObject *go_on(const quick *self, const char *name, void *under_way,
+                       PyObject *const *args, Py_ssize_t count) {
     PyObject *given[6] = {PyUnicode_FromString(name), under_way};
     if (given[0] == NULL)
         return NULL;
@@ -547,11 +546,19 @@ static PyObject *resume(const quick *self, const char *name, void *under_way,
     function = Py_NewRef(self->resume);
     DLB_END_EXCLUSIVE();
     PyObject *request = dlb_defer_signals(function, given, (size_t)count + 2, NULL);
+    Py_DECREF(function);
+    Py_DECREF(given[0]);
+    return request;
+}
+
+/* Wait for it there. An interrupt ends the wait, not the call: the other ranks still
+ * get what they wait for. */
+static PyObject *resume(const quick *self, const char *name, void *under_way,
+                        PyObject *const *args, Py_ssize_t count) {
+    PyObject *request = go_on(self, name, under_way, args, count);
     PyObject *result =
         request == NULL ? NULL : PyObject_CallMethod(request, "wait", NULL);
     Py_XDECREF(request);
-    Py_DECREF(function);
-    Py_DECREF(given[0]);
     return result;
 }
 
@@ -907,17 +914,17 @@ static int read_number(PyObject *given, int most) {
     return overflow || number < 0 || number > most ? -1 : (int)number;
 }
 
-static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const *args,
-                            Py_ssize_t Py_UNUSED(count)) { /* x, dest, tag */
+/* Post a message; NULL: declined, or with an exception. */
+static posted *begin_send(const quick *self, dlb_peers *over,
+                          PyObject *const *args) { /* x, dest, tag */
     int dest = read_number(args[1], over->size - 1);
     int tag = read_number(args[2], over->highest_tag);
     source from;
     if (dest < 0 || tag < 0 || take_source(self, args[0], INT_MAX, &from) <= 0)
-        return decline();
+        return NULL;
     const DLTensor *dl = &from.view.dl;
     size_t with_head = from.nbytes <= SMALL_MESSAGE ? from.nbytes : 0;
     size_t large = from.nbytes - with_head;
-    PyObject *result = NULL;
     posted *message =
         new_posted(over, dest, false, sizeof(message_head) + kind_size(dl) + with_head);
     if (message == NULL)
@@ -929,15 +936,40 @@ static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const 
     if (post_head(message, tag) < 0 ||
         (large > 0 && post_contents(message, from.view.buffer, (char *)data_of(&from),
                                     large, head.number) < 0))
-        goto done;
-    int sent = wait_shortly(advance_message, message, large);
+        Py_CLEAR(message);
+done:
+    drop_source(&from);
+    return message;
+}
+
+static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const *args,
+                            Py_ssize_t Py_UNUSED(count)) {
+    posted *message = begin_send(self, over, args);
+    if (message == NULL)
+        return decline();
+    PyObject *result = NULL;
+    int sent = wait_shortly(advance_message, message, message->nbytes);
     if (sent > 0)
         result = Py_NewRef(Py_None);
     else if (sent == 0)
         result = resume(self, "send", message, args + 1, 1);
-done:
-    Py_XDECREF(message);
-    drop_source(&from);
+    Py_DECREF(message);
+    return result;
+}
+
+/* None where the message has gone, otherwise a Request. */
+static PyObject *quick_isend(const quick *self, dlb_peers *over, PyObject *const *args,
+                             Py_ssize_t Py_UNUSED(count)) {
+    posted *message = begin_send(self, over, args);
+    if (message == NULL)
+        return decline();
+    PyObject *result = NULL;
+    int sent = advance_posted(message);
+    if (sent > 0)
+        result = Py_NewRef(Py_None);
+    else if (sent == 0)
+        result = go_on(self, "send", message, args + 1, 1);
+    Py_DECREF(message);
     return result;
 }
 
@@ -1076,6 +1108,7 @@ OPEN(allgather, 2)
 OPEN(bcast, 3)
 OPEN(barrier, 1)
 OPEN(send, 3)
+OPEN(isend, 3)
 OPEN(recv, 4)
 #undef OPEN
 
@@ -1090,6 +1123,7 @@ static PyMethodDef quick_methods[] = {
     CALL(bcast, "x, root, to"),
     CALL(barrier, "key"),
     CALL(send, "x, dest, tag"),
+    CALL(isend, "x, dest, tag"),
     CALL(recv, "source, tag, to, out"),
     {0},
 };
