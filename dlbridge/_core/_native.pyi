@@ -574,6 +574,8 @@ def set_hooks(
     slow_copied: Callable[[TensorBase, tuple[int, int], str], TensorBase | None] | None = None,
     slow_stream: Callable[[TensorBase, object], bool] | None = None,
     is_from_handler: Callable[[BaseException], bool] | None = None,
+    receipt_logs: ContextVar[tuple[Any, ...]] | None = None,
+    exported: Callable[[Any, Exception, str], object] | None = None,
 ) -> None: ...
 
 # ---- CUDA: streams are numbers as in __dlpack__, and -1 is none ----

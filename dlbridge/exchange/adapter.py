@@ -366,8 +366,13 @@ _CONVERTERS: dict[str, native.Converter] = {}
 _STARTED: set[str] = set()
 
 
+def _forget_types(_row: registry.Row) -> None:
+    _BY_TYPE.clear()
+    native.forget_types()
+
+
 # A type seen before may be of a framework that is registered later.
-registry.for_each(lambda _: _BY_TYPE.clear())
+registry.for_each(_forget_types)
 
 
 def adapter(name: str) -> Framework:
@@ -465,7 +470,11 @@ def _classify(cls: type) -> tuple[str, object] | None:
     if cls in protocol.MEMORY:
         return "buffer", None
     table = protocol.table_of(cls)
-    return ("table", table) if table is not None else None
+    if table is not None:
+        return "table", table
+    if not callable(getattr(cls, "__dlpack__", None)):
+        return None
+    return "dlpack", protocol.is_old_producer(cls)
 
 
 def add_converter(name: str, converter: native.Converter) -> None:

@@ -310,6 +310,7 @@ class Receipt:
 
 
 _LOGS: ContextVar[tuple[list[Receipt], ...]] = ContextVar("dlbridge_receipts", default=())
+native.set_hooks(receipt_logs=_LOGS)
 
 
 @contextmanager

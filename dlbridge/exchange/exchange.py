@@ -161,13 +161,13 @@ def asarray(
         DType('float32')
     """
     if dtype is None:
-        return as_tensor(x, device=device, copy=copy)
+        return _as_tensor(x, Policy("asarray", device=device, copy=copy))
     policy = Policy("asarray", copy=copy, dtype=dtype)
-    source = as_tensor(x, device=device, copy=None if copy else copy)
+    source = _as_tensor(x, Policy("asarray", device=device, copy=None if copy else copy))
     context = ExchangeContext("dlbridge", "dlbridge")
     made = _cast(source, policy, context, "dlbridge")
     if made is source:
-        return as_tensor(source, copy=copy)
+        return _as_tensor(source, Policy("asarray", copy=copy))
     assert isinstance(made, Tensor)
     return made
 
@@ -326,15 +326,8 @@ def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         return _take(x, policy, context)
     except (ExchangeError, UnsupportedTypeError) as error:
         if policy.call != "kernel":  # which names the argument
-            _name_call(error, policy.call)
+            protocol.name_call(error, policy.call)
         raise
-
-
-def _name_call(error: DLBridgeError, call: str) -> None:
-    """Begin the text of a refusal with the call that the user made."""
-    text = str(error)
-    if not text.startswith(f"{call}: "):
-        error.args = (f"{call}: {text.removeprefix('from_dlpack: ')}",)
 
 
 def _take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
@@ -768,4 +761,5 @@ def connect() -> None:
         classify=adapter.classify,
         slow_copied=_copied_by_framework,
         slow_stream=_order_by_framework,
+        exported=protocol.exported,
     )

@@ -33,6 +33,7 @@ TABLE = "__dlpack_c_exchange_api__"
 # Whose objects have a buffer and speak none of the other protocols.
 MEMORY = frozenset((memoryview, bytes, bytearray, array, mmap))
 _CPU, _CUDA = 1, 2
+_VARKEYWORDS = 8  # inspect.CO_VARKEYWORDS, without that import
 _CAPSULE = type(getattr(native.TensorBase, TABLE))
 
 
@@ -267,17 +268,62 @@ def export(x: Any, stream: Any, dl_device: tuple[int, int] | None = None) -> obj
         keywords["stream"] = stream
     if dl_device is not None:
         keywords["dl_device"] = dl_device
+    return _ask(x, keywords)
+
+
+def _ask(x: Any, keywords: dict[str, Any], error: Exception | None = None) -> object:
+    """Call `x.__dlpack__`, after an earlier call that ended in `error`.
+
+    Each further call is without the keywords that the producer did not know.
+    """
     while True:
-        try:
-            return x.__dlpack__(**keywords)
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        if error is not None:
             unknown = unknown_keywords(error, keywords.keys() - {"stream"})
             if not unknown:
                 raise refused(x, error) from error
-        for name in unknown:
-            del keywords[name]
+            for name in unknown:
+                del keywords[name]
+        try:
+            return x.__dlpack__(**keywords)
+        except Exception as raised:
+            if is_from_handler(raised):
+                raise
+            error = raised
+
+
+def exported(x: Any, error: Exception, call: str) -> object:
+    """Return the capsule of a producer that has raised `error` when it was asked with max_version.
+
+    The C path asks objects of the CPU that have only `__dlpack__`.
+
+    Raises:
+        ExchangeError: it refuses, in the name of the call.
+    """
+    if is_from_handler(error):
+        raise error
+    try:
+        if isinstance(error, DLBridgeError):
+            raise error
+        return _ask(x, {"max_version": VERSION}, error)
+    except (ExchangeError, UnsupportedTypeError) as refusal:
+        name_call(refusal, call)
+        raise
+
+
+def name_call(error: DLBridgeError, call: str) -> None:
+    """Begin the text of a refusal with the call that the user made."""
+    text = str(error)
+    if not text.startswith(f"{call}: "):
+        error.args = (f"{call}: {text.removeprefix('from_dlpack: ')}",)
+
+
+def is_old_producer(cls: type) -> bool:
+    """Return whether the `__dlpack__` of a class, written in Python, can take no max_version."""
+    code = getattr(getattr(cls, "__dlpack__", None), "__code__", None)
+    if code is None or code.co_flags & _VARKEYWORDS:
+        return False
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return "max_version" not in names
 
 
 # How compiled code and forwarding methods say that `__dlpack__` takes no keyword at all.

@@ -90,12 +90,22 @@ def test_classes_of_users_are_not_kept_alive(run_python: Callable[..., Any]) -> 
             class Mine:
                 __array_interface__ = np.zeros(2).__array_interface__
 
+            class Exporter:
+                array = np.zeros(2)
+
+                def __dlpack__(self, **keywords):
+                    return self.array.__dlpack__(**keywords)
+
+                def __dlpack_device__(self):
+                    return 1, 0
+
             class MyTensor(dlbridge.Tensor):
                 pass
 
+            assert dlbridge.to_numpy(Exporter()).shape == (2,)
             dlbridge.from_dlpack(Mine())
             dlbridge.from_dlpack(dlbridge.zeros((2,), "int8")._view((2,), (1,), cls=MyTensor))
-            return weakref.ref(Mine), weakref.ref(MyTensor)
+            return weakref.ref(Mine), weakref.ref(Exporter), weakref.ref(MyTensor)
 
         references = [reference for _ in range(20) for reference in use()]
         gc.collect()

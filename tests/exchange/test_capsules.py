@@ -179,6 +179,41 @@ def test_an_interrupt_inside_the_producer_is_not_turned_into_a_refusal() -> None
         dlbridge.from_dlpack(producer)
 
 
+@pytest.mark.parametrize("call", ["from_dlpack", "as_tensor", "to_numpy", "asarray"])
+def test_a_refusal_names_the_call_whichever_way_it_took(call: str) -> None:
+    """The first call of a class goes another way than later ones."""
+    producer = RaisingProducer(matrix())
+    producer.exception = BufferError("mine")
+    texts = {str(refusal(lambda: getattr(dlbridge, call)(producer))) for _ in range(3)}
+    (text,) = texts
+    assert text.startswith("from_dlpack: " if call == "from_dlpack" else f"{call}: ")
+    assert len(producer.calls) == 3
+
+
+class Forwarding:
+    """Objects of one class that hand on what producers of different versions answer."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.inner.__dlpack_device__()
+        return device
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.inner.__dlpack__(**keywords)
+
+
+def test_each_object_of_a_class_may_know_another_standard() -> None:
+    """A legacy answer would lose the mark of the read-only memory."""
+    array = matrix()
+    array.flags.writeable = False
+    old = STYLES["stream only"]
+    for inner in (old(matrix()), array, old(matrix()), array):
+        tensor = dlbridge.from_dlpack(Forwarding(inner))
+        assert tensor.readonly is (inner is array)
+
+
 def test_a_producer_that_returns_no_capsule_is_named() -> None:
     error = refusal(lambda: dlbridge.from_dlpack(NoneProducer(matrix())))
     assert error.reason == "producer"

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,6 +191,70 @@ OTHERS: dict[str, Callable[[], Any]] = {
 def test_the_other_call_stays_in_c(name: str) -> None:
     entered = functions_entered(OTHERS[name])
     assert not entered, f"{name} left C: {entered[:5]}"
+
+
+class Exporter:
+    """A class of a user, which has what the standard asks for and no more."""
+
+    def __init__(self) -> None:
+        self.array = numpy_array()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> Any:
+        return self.array.__dlpack__(max_version=max_version)
+
+
+class OldExporter(Exporter):
+    """The same before DLPack 1.0."""
+
+    def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("make", [Exporter, OldExporter])
+@pytest.mark.parametrize("name", ["from_dlpack", "to_numpy", "to_torch", "to_jax"])
+def test_the_standard_itself_stays_in_c(name: str, make: Any, framework: Any) -> None:
+    if name.startswith("to_"):
+        framework(name[3:])
+    call, x = getattr(dlbridge, name), make()
+    entered = functions_entered(lambda: call(x))
+    assert not entered, f"{name} left C: {entered[:5]}"
+    result = dlbridge.to_numpy(x)
+    assert result.ctypes.data == x.array.ctypes.data
+
+
+@pytest.mark.parametrize("call", [dlbridge.to_numpy, dlbridge.to_jax])
+def test_a_tensor_is_detached_in_c(call: Any, framework: Any) -> None:
+    torch = framework("torch")
+    reason = why_general("torch", "to", torch)
+    if reason is not None:
+        pytest.skip(reason)
+    framework(call.__name__[3:])
+    x = torch.ones(SIZE, requires_grad=True)
+    entered = functions_entered(lambda: call(x, grad="detach"))
+    assert not entered, f"it left C: {entered[:5]}"
+    with pytest.raises(dlbridge.ExchangeError, match="requires a gradient"):
+        call(x)
+
+
+def test_a_log_of_another_thread_lets_calls_stay_in_c() -> None:
+    opened, done = threading.Event(), threading.Event()
+
+    def record() -> None:
+        with dlbridge.receipts():
+            opened.set()
+            assert done.wait(60)
+
+    x = numpy_array()
+    with ThreadPoolExecutor(1) as pool:
+        recording = pool.submit(record)
+        assert opened.wait(60)
+        entered = functions_entered(lambda: dlbridge.from_dlpack(x))
+        done.set()
+        recording.result()
+    assert not entered, f"it left C: {entered[:5]}"
 
 
 def test_new_memory_stays_in_c_after_many_dtypes() -> None:

@@ -286,7 +286,7 @@ typedef struct {
     bool shares;     /* copy=False */
     bool on_cpu;     /* device="cpu" */
     bool names_own;  /* a device object of a framework */
-    bool is_contiguous, respects_immutable;
+    bool is_contiguous, respects_immutable, detaches;
     enum { RESPECT, SHARE, COPY } readonly;
 } policy;
 
@@ -315,9 +315,10 @@ static bool read_immutable(PyObject *value, policy *out) {
     return out->respects_immutable || is_word(value, "share");
 }
 
-/* Tensors that require a gradient are left to Python in either case. */
-static bool read_grad(PyObject *value, policy *Py_UNUSED(out)) {
-    return is_word(value, "refuse") || is_word(value, "detach");
+/* Tensors of other frameworks than torch that require a gradient are left to Python. */
+static bool read_grad(PyObject *value, policy *out) {
+    out->detaches = is_word(value, "detach");
+    return out->detaches || is_word(value, "refuse");
 }
 
 static bool read_layout(PyObject *value, policy *out) {
@@ -450,14 +451,16 @@ static bool is_for_python(const route *along, PyObject *x, const policy *with) {
 }
 
 /* A result, NULL with an error, or NULL without one: declined. */
-static PyObject *try_fast(const route *along, PyObject *x, const policy *with) {
+static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
+                          const policy *with) {
     dlb_view view;
     if (along->kind == CLOSED)
         return NULL;
-    if (Py_TYPE(x) == along->own_type &&
-        !atomic_load_explicit(&dlb.watchers, memory_order_relaxed) && returns_own(with))
+    if (Py_TYPE(x) == along->own_type && !dlb_is_recorded() && returns_own(with))
         return Py_NewRef(x);
-    if ((!with->is_default && is_for_python(along, x, with)) || dlb_take(x, &view) != 0)
+    if (!with->is_default && is_for_python(along, x, with))
+        return NULL;
+    if (dlb_take_for(call, with->detaches, x, &view) != 0)
         return NULL;
     const uint64_t flags =
         view.flags; /* `choose` shares what is read-only without it */
@@ -479,14 +482,16 @@ static PyObject *try_fast(const route *along, PyObject *x, const policy *with) {
     return result;
 }
 
-PyObject *dlb_converter_try(PyObject *object, PyObject *x, PyObject *const *values,
-                            PyObject *names) {
-    const route *along = route_of((converter *)object);
+PyObject *dlb_converter_try(PyObject *object, bool is_called, PyObject *x,
+                            PyObject *const *values, PyObject *names) {
+    const converter *self = (converter *)object;
+    PyObject *call = is_called ? self->qualified_name : NULL;
     policy with;
     if (names == NULL)
-        return try_fast(along, x, &no_policy);
-    return read_policy(values, names, POLICIES, &with) ? try_fast(along, x, &with)
-                                                       : NULL;
+        return try_fast(route_of(self), call, x, &no_policy);
+    return read_policy(values, names, POLICIES, &with)
+               ? try_fast(route_of(self), call, x, &with)
+               : NULL;
 }
 
 /* slow_convert(x, name, **policies) */
@@ -513,7 +518,7 @@ static PyObject *converter_vectorcall(PyObject *callable, PyObject *const *args,
     converter *self = (converter *)callable;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
     if (count == 1) {
-        PyObject *result = dlb_converter_try(callable, args[0], args + 1, names);
+        PyObject *result = dlb_converter_try(callable, true, args[0], args + 1, names);
         if (result != NULL || PyErr_Occurred())
             return result;
     }
@@ -708,8 +713,11 @@ PyTypeObject dlb_ConverterType = {
 
 /* A Tensor, NULL with an error, or NULL without one: declined. */
 static PyObject *take_fast(PyObject *x, const policy *with) {
+    static PyObject *call;
     dlb_view view;
-    if (dlb_take(x, &view) != 0)
+    if (call == NULL && (call = PyUnicode_InternFromString("from_dlpack")) == NULL)
+        return NULL;
+    if (dlb_take_for(call, false, x, &view) != 0)
         return NULL;
     if (with->is_default)
         return dlb_tensor_new(dlb.tensor_type, &view);
@@ -774,7 +782,7 @@ PyObject *dlb_convert(PyObject *Py_UNUSED(module), PyObject *const *args,
         PyObject *found = dlb_cache_get(dlb.converters, args[1]);
         bool known = found != NULL && Py_TYPE(found) == &dlb_ConverterType;
         PyObject *result =
-            known ? dlb_converter_try(found, args[0], args + 2, names) : NULL;
+            known ? dlb_converter_try(found, true, args[0], args + 2, names) : NULL;
         Py_XDECREF(found);
         if (result != NULL || PyErr_Occurred())
             return result;

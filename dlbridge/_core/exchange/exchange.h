@@ -54,6 +54,10 @@ PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none 
 /* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
  * Exception. */
 int dlb_take(PyObject *x, dlb_view *view);
+/* For a call of this name by the user: it also takes what has only __dlpack__, of which
+ * -1 may be the refusal of the call; NULL for none. Tensors of torch that require a
+ * gradient are detached or declined. */
+int dlb_take_for(PyObject *call, bool detaches, PyObject *x, dlb_view *view);
 /* Whether its objects are tensors of a framework that were taken before; false of
  * classes of users, which may speak a protocol and be something else as well. */
 bool dlb_is_framework_type(PyTypeObject *type);
@@ -69,9 +73,10 @@ int dlb_converter_start(void);
 /* Why the framework of a Converter cannot represent `view`, or NULL. */
 const char *dlb_converter_refusal(PyObject *converter, const dlb_view *view);
 /* `convert` by the C path alone: a result, NULL with an error, or NULL without one:
- * declined. The policies' values, and their names or NULL. */
-PyObject *dlb_converter_try(PyObject *converter, PyObject *x, PyObject *const *values,
-                            PyObject *names);
+ * declined. The policies' values, and their names or NULL; `is_called` by the user, so
+ * that refusals are those of the call. */
+PyObject *dlb_converter_try(PyObject *converter, bool is_called, PyObject *x,
+                            PyObject *const *values, PyObject *names);
 /* The framework's tensor over `view`, whose reference is stolen; never a copy. */
 PyObject *dlb_converter_give(PyObject *converter, dlb_view *view);
 PyObject *dlb_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t count,

@@ -5,14 +5,27 @@
 #include "python/numpy.h"
 #include "torch/torch.h"
 
-typedef enum { SLOW, TENSOR, NUMPY, TORCH, JAX, TABLE, CAPSULE, BUFFER } take_kind;
+typedef enum {
+    SLOW,
+    TENSOR,
+    NUMPY,
+    TORCH,
+    JAX,
+    TABLE,
+    CAPSULE,
+    BUFFER,
+    DLPACK, /* has only __dlpack__ */
+} take_kind;
 
 /* Immutable. */
 typedef struct {
-    PyTypeObject *type; /* a strong reference, so that the address cannot be reused */
+    PyTypeObject *type;  /* a strong reference, so that the address cannot be reused */
+    PyObject *reference; /* weak, in its place: ends the entry with the type; or NULL */
     take_kind kind;
     const DLPackExchangeAPI *table;
-    PyObject *payload; /* the table's capsule, or a function's tuple, see below */
+    /* The table's capsule; a function's tuple, see below; for DLPACK whether its
+     * __dlpack__ takes no max_version. */
+    PyObject *payload;
 } entry_t;
 
 /* Direct-mapped: a clash throws the older entry out, and its type is classified again.
@@ -43,7 +56,9 @@ static inline const entry_t *find(PyTypeObject *type) {
 static void free_entry(const entry_t *entry) {
     if (entry == NULL)
         return;
-    Py_XDECREF(entry->type);
+    if (entry->reference == NULL)
+        Py_XDECREF(entry->type);
+    Py_XDECREF(entry->reference);
     Py_XDECREF(entry->payload);
     PyMem_Free((void *)entry);
 }
@@ -64,8 +79,8 @@ static void keep(const entry_t *made) {
 }
 
 static int parse_kind(PyObject *name, take_kind *kind) {
-    static const char *const names[] = {"slow", "tensor", "numpy",   "torch",
-                                        "jax",  "table",  "capsule", "buffer"};
+    static const char *const names[] = {"slow",  "tensor",  "numpy",  "torch", "jax",
+                                        "table", "capsule", "buffer", "dlpack"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (PyUnicode_Check(name) &&
             PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
@@ -106,8 +121,29 @@ static int parse_answer(PyObject *answer, entry_t *made) {
     return 0;
 }
 
+/* A type that was kept weakly has died. */
+static PyObject *end_entry(PyObject *Py_UNUSED(module), PyObject *reference) {
+    for (int i = 0; i < ENTRIES; i++) {
+        const entry_t *entry = atomic_load(&entries[i]);
+        if (entry != NULL && entry->reference == reference) {
+            atomic_store(&entries[i], NULL);
+#ifndef Py_GIL_DISABLED /* else another thread may be reading it */
+            free_entry(entry);
+#endif
+            break;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef end_entry_method = {"end_entry", end_entry, METH_O, NULL};
+static PyObject *forget_dead;
+
 static int learn(PyTypeObject *type, PyObject *answer) {
     entry_t read = {.type = type};
+    if (forget_dead == NULL &&
+        (forget_dead = PyCFunction_New(&end_entry_method, NULL)) == NULL)
+        return -1;
     if (parse_answer(answer, &read) < 0)
         return -1;
     entry_t *made = PyMem_Malloc(sizeof *made);
@@ -116,14 +152,22 @@ static int learn(PyTypeObject *type, PyObject *answer) {
         return -1;
     }
     *made = read;
-    Py_INCREF(made->type);
+    if (made->kind == DLPACK) {
+        made->reference = PyWeakref_NewRef((PyObject *)type, forget_dead);
+        if (made->reference == NULL) {
+            PyMem_Free(made);
+            return -1;
+        }
+    } else
+        Py_INCREF(made->type);
     Py_INCREF(made->payload);
     keep(made);
     return 0;
 }
 
 /* Only types with a C path are kept: users make classes of their own, and subclasses of
- * Tensor, by the dozen, and a kept type is never freed. */
+ * Tensor, by the dozen. Those that speak the standard alone are kept weakly, as a kept
+ * type is never freed. */
 static const entry_t slow_entry = {.kind = SLOW}, tensor_entry = {.kind = TENSOR};
 
 static const entry_t *classify(PyTypeObject *type) {
@@ -148,7 +192,7 @@ bool dlb_is_framework_type(PyTypeObject *type) {
         return true;
     const entry_t *entry = find(type);
     return entry != NULL && entry->type == type && entry->kind != SLOW &&
-           entry->kind != TENSOR && entry->kind != TABLE;
+           entry->kind != TENSOR && entry->kind != TABLE && entry->kind != DLPACK;
 }
 
 int dlb_meet_type(PyTypeObject *type) {
@@ -157,14 +201,18 @@ int dlb_meet_type(PyTypeObject *type) {
     return dlb_clear_error();
 }
 
+static PyObject *detach(PyObject *x) {
+    static PyObject *name;
+    if (name == NULL && (name = PyUnicode_InternFromString("detach")) == NULL)
+        return NULL;
+    return PyObject_CallMethodNoArgs(x, name);
+}
+
 /* By the exchange table, which keeps the tensor that it is given: an alias, so that the
  * storage stays whatever becomes of x. */
 static int take_torch_alias(PyObject *x, const DLPackExchangeAPI *table,
                             dlb_view *view) {
-    static PyObject *detach;
-    if (detach == NULL && (detach = PyUnicode_InternFromString("detach")) == NULL)
-        return -1;
-    PyObject *alias = PyObject_CallMethodNoArgs(x, detach);
+    PyObject *alias = detach(x);
     if (alias == NULL)
         return -1;
     int status = DLB_DECLINED;
@@ -514,6 +562,90 @@ static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
     return status;
 }
 
+/* ---- the standard alone ---- */
+
+/* Names and arguments of the calls, made once. */
+static PyObject *device_name, *dlpack_name, *version_keyword, *version;
+
+static int make_dlpack_words(void) {
+    if (version != NULL)
+        return 0;
+    if (device_name == NULL)
+        device_name = PyUnicode_InternFromString("__dlpack_device__");
+    if (dlpack_name == NULL)
+        dlpack_name = PyUnicode_InternFromString("__dlpack__");
+    if (version_keyword == NULL)
+        version_keyword = Py_BuildValue("(s)", "max_version");
+    if (device_name == NULL || dlpack_name == NULL || version_keyword == NULL)
+        return -1;
+    version = Py_BuildValue("(ii)", DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION);
+    return version == NULL ? -1 : 0;
+}
+
+/* Whether x says that its memory is that of the CPU; -1 with an error. */
+static int is_said_on_cpu(PyObject *x) {
+    PyObject *device = PyObject_CallMethodNoArgs(x, device_name);
+    if (device == NULL)
+        return -1;
+    long type = 0;
+    if (PyTuple_Check(device) && PyTuple_GET_SIZE(device) == 2)
+        type = PyLong_AsLong(PyTuple_GET_ITEM(device, 0));
+    Py_DECREF(device);
+    return type == -1 && PyErr_Occurred() ? -1 : type == kDLCPU;
+}
+
+/* What `exported` in exchange/protocol.py makes of the error that is set: the capsule
+ * of a producer that knows no max_version, or the refusal of the call. */
+static PyObject *answer_error(PyObject *x, PyObject *call) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    PyObject *answer = PyObject_CallFunctionObjArgs(dlb.exported, x, error, call, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return answer;
+}
+
+/* Steals the capsule, whose destructor must not run while an error is set. */
+static int consume_answer(PyObject *x, PyObject *capsule, PyObject *call,
+                          dlb_view *view) {
+    int status = dlb_take_capsule(capsule, view, "from_dlpack");
+    if (status < 0) {
+        PyObject *other = answer_error(x, call); /* raises it in the name of the call */
+        Py_XDECREF(other);
+    }
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    Py_DECREF(capsule);
+    PyErr_Restore(type, error, trace);
+    return status;
+}
+
+/* A producer is asked once: its refusal is that of the call. Python asks for what is
+ * not in the CPU's memory, with a stream. */
+static int take_by_protocol(PyObject *x, bool is_old, PyObject *call, dlb_view *view) {
+    int is_on_cpu = make_dlpack_words() < 0 ? -1 : is_said_on_cpu(x);
+    if (is_on_cpu < 0)
+        return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
+    if (!is_on_cpu)
+        return DLB_DECLINED;
+    PyObject *arguments[] = {x, version};
+    PyObject *capsule =
+        is_old ? PyObject_CallMethodNoArgs(x, dlpack_name)
+               : PyObject_VectorcallMethod(dlpack_name, arguments, 1, version_keyword);
+    if (capsule == NULL && PyErr_ExceptionMatches(PyExc_Exception))
+        capsule = answer_error(x, call);
+    if (capsule == NULL || consume_answer(x, capsule, call, view) < 0)
+        return -1;
+    if (view->buffer->access == NULL && view->dl.device.device_type == kDLCPU)
+        return 0;
+    dlb_buffer_drop(view->buffer);
+    return DLB_DECLINED;
+}
+
 static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
     switch (entry->kind) {
     case TENSOR:
@@ -540,26 +672,54 @@ static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
     }
     case BUFFER:
         return take_memory(x, view);
+    case DLPACK: /* dlb_take_for */
     case SLOW:
         break;
     }
     return DLB_DECLINED;
 }
 
-static int take_any(PyObject *x, dlb_view *view) {
-    const entry_t *entry = find(Py_TYPE(x));
-    if (entry == NULL)
-        entry = classify(Py_TYPE(x));
-    int status = entry ? take_by_kind(x, entry, view) : -1;
+/* The Python path says precisely what is wrong; only interrupts pass through. */
+static int or_declined(int status) {
     if (status != -1)
         return status;
-    /* The Python path says precisely what is wrong; only interrupts pass through. */
     return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
 }
 
+static inline const entry_t *entry_of(PyObject *x) {
+    const entry_t *entry = find(Py_TYPE(x));
+    return entry != NULL ? entry : classify(Py_TYPE(x));
+}
+
+static int take_any(PyObject *x, dlb_view *view) {
+    const entry_t *entry = entry_of(x);
+    return or_declined(entry ? take_by_kind(x, entry, view) : -1);
+}
+
 int dlb_take(PyObject *x, dlb_view *view) {
-    bool is_watched = atomic_load_explicit(&dlb.watchers, memory_order_relaxed);
-    return is_watched ? DLB_DECLINED : take_any(x, view);
+    return dlb_is_recorded() ? DLB_DECLINED : take_any(x, view);
+}
+
+static int take_detached(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
+    PyObject *detached = detach(x);
+    int status = detached == NULL ? -1 : take_torch(detached, table, view);
+    Py_XDECREF(detached);
+    return or_declined(status);
+}
+
+int dlb_take_for(PyObject *call, bool detaches, PyObject *x, dlb_view *view) {
+    if (dlb_is_recorded())
+        return DLB_DECLINED;
+    const entry_t *entry = entry_of(x);
+    if (entry != NULL && entry->kind == DLPACK)
+        return call == NULL
+                   ? DLB_DECLINED
+                   : take_by_protocol(x, entry->payload == Py_True, call, view);
+    const DLPackExchangeAPI *table =
+        detaches && entry != NULL && entry->kind == TORCH ? entry->table : NULL;
+    int status = or_declined(entry ? take_by_kind(x, entry, view) : -1);
+    return status == DLB_DECLINED && table != NULL ? take_detached(x, table, view)
+                                                   : status;
 }
 
 /* ---- by name, from Python ---- */

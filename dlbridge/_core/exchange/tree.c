@@ -347,7 +347,7 @@ static PyObject *convert_leaf(walk *w, PyObject *node) {
         if (answer <= 0)
             return NULL;
     }
-    return dlb_converter_try(w->converter, node, w->values, w->names);
+    return dlb_converter_try(w->converter, false, node, w->values, w->names);
 }
 
 static PyObject *convert_node(walk *w, PyObject *node, const place *up) {

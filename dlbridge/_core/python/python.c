@@ -10,6 +10,20 @@
 
 dlb_state dlb;
 
+bool dlb_is_recorded(void) {
+    if (!atomic_load_explicit(&dlb.watchers, memory_order_relaxed))
+        return false;
+    PyObject *logs = NULL;
+    if (dlb.receipt_logs == NULL ||
+        PyContextVar_Get(dlb.receipt_logs, NULL, &logs) < 0) {
+        PyErr_Clear();
+        return true;
+    }
+    bool is_open = logs != NULL && PyTuple_Check(logs) && PyTuple_GET_SIZE(logs) > 0;
+    Py_XDECREF(logs);
+    return is_open;
+}
+
 /* ---- the GIL ---- */
 
 bool dlb_interpreter_is_gone(void) {

@@ -20,11 +20,14 @@ typedef struct {
     PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
         *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty, *slow_zeros,
         *slow_ones, *slow_full, *slow_equal, *slow_copied, *slow_stream,
-        *is_from_handler;
+        *is_from_handler, *receipt_logs, *exported;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
-    _Atomic long watchers; /* receipt logs that are open: the C paths decline */
+    _Atomic long watchers;               /* receipt logs that are open in any thread */
 } dlb_state;
 extern dlb_state dlb;
+
+/* Whether a receipt log is open in this thread or task: the C paths decline. */
+bool dlb_is_recorded(void);
 
 /* ---- memory of producers and of Python objects, and the GIL ---- */
 

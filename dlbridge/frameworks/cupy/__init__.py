@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -103,8 +104,7 @@ class CuPy(Framework):
         return as_stream(self.import_module().cuda.get_current_stream(device))
 
     def limits(self) -> native.Limits:
-        own = _own_devices(self.import_module())
-        return native.Limits("cupy", dtypes=_DTYPES, devices=[*own, *HOST_TYPES], max_ndim=64)
+        return _limits(_own_devices(self.import_module()))
 
     def refusal(self, tensor: native.TensorBase) -> str | None:
         """Return the reason against `tensor`; of host memory a copy is made, so it is protected."""
@@ -187,6 +187,11 @@ def _exporter(
         return tensor
     current = cupy.cuda.get_current_stream(index)
     return ordering.Exporter(tensor, policy, context, kept=policy.kept or _kept(current))
+
+
+@cache
+def _limits(own: tuple[int, ...]) -> native.Limits:
+    return native.Limits("cupy", dtypes=_DTYPES, devices=[*own, *HOST_TYPES], max_ndim=64)
 
 
 def _own_devices(cupy: Any) -> tuple[int, ...]:

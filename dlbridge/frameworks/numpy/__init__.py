@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar
 
 from dlbridge._core import native
@@ -110,16 +111,7 @@ class NumPy(Framework):
         return protocol.take_array(x, policy, context)
 
     def limits(self) -> native.Limits:
-        import numpy
-
-        return native.Limits(
-            "numpy",
-            dtypes=_dtypes(),
-            devices=HOST_TYPES,
-            max_ndim=64 if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else 32,
-            protects_readonly=True,
-            padded=True,
-        )
+        return _limits()
 
     def start(self, converter: native.Converter) -> None:
         converter.activate("numpy", self.limits(), None, self.array_type())
@@ -161,6 +153,20 @@ _ML_DTYPES = [
     *(f"float8_{kind}" for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz")),
     *(f"float8_{kind}" for kind in ("e5m2", "e5m2fnuz", "e8m0fnu")),
 ]
+
+
+@cache
+def _limits() -> native.Limits:
+    import numpy
+
+    return native.Limits(
+        "numpy",
+        dtypes=_dtypes(),
+        devices=HOST_TYPES,
+        max_ndim=64 if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else 32,
+        protects_readonly=True,
+        padded=True,
+    )
 
 
 def _dtypes() -> list[tuple[int, int, int]]:
