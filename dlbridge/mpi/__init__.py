@@ -225,6 +225,7 @@ def recv(
 
     Raises:
         ArgumentError: `out` has another shape or dtype; the message is lost.
+        MemoryError: there is no memory for the result; the message is lost.
     """
     if comm is None and timeout is None:
         result = _recv(source, tag, to, out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,10 @@ def _prepare_send(over: Channel, source: Source, dest: int, tag: int) -> Prepare
     operation.kept += [head, tensor]
 
     def steps() -> Steps:
-        first = over.messages.Isend([head, len(head), byte], dest, tag)
-        if contents is None:
-            yield (first,)
-        else:
-            yield (first, over.payloads.Isend(contents, dest, number))
+        if contents is not None:  # first, as a rank that gets the head waits for them
+            operation.requests = (over.payloads.Isend(contents, dest, number),)
+        head_request = over.messages.Isend([head, len(head), byte], dest, tag)
+        yield (head_request, *operation.requests)
 
     return operation, steps()
 
@@ -206,7 +206,12 @@ def _receive(
     operation.peers = frozenset((over.members[sender],))  # from here on it needs that one
     operation.any_peer = False
     fits = out is None or out.kind == kind
-    made = out.memory() if out is not None and fits else kind.empty()
+    try:
+        made = out.memory() if out is not None and fits else kind.empty()
+    except MemoryError:
+        if not len(contents):
+            yield from _receive_nothing(over, sender, number)
+        raise
     nbytes = made.nbytes
     if len(contents) != (nbytes if nbytes <= _MOST else 0):
         raise MPIError(
@@ -230,6 +235,14 @@ def _receive(
         return give(made, to)
     out.check(kind)  # the message is received all the same, or its sender would wait
     return out.finish(made)
+
+
+def _receive_nothing(over: Channel, sender: int, number: int) -> Steps:
+    """Receive large contents for which there is no memory, so that their sender does not wait."""
+    request = over.payloads.Irecv([bytearray(0), 0, over.mpi.BYTE], sender, number)
+    with suppress(over.mpi.Exception):  # it says that they are too long
+        while not request.Test():
+            yield None
 
 
 def _read_head(
@@ -262,11 +275,14 @@ def isendrecv(
     to: str | None,
     out: Any,
 ) -> Request:
-    """Begin a send and a receive at the same time: both are checked before either is posted."""
+    """Begin a send and a receive: both are checked before either is posted."""
     taken = take("sendrecv", x)
     receive = _prepare_receive(over, source, tags[1], to or taken.framework, out)
     send = _prepare_send(over, taken, dest, tags[0])
-    received, sent = over.engine.start(*receive), over.engine.start(*send)
+    sent = over.engine.start(*send)  # first: where it fails, no receive may take a message
+    if sent.operation.error is not None:
+        return sent
+    received = over.engine.start(*receive)
     operation = over.operation("sendrecv", received.operation.peers | sent.operation.peers)
 
     def steps() -> Steps:

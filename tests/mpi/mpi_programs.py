@@ -804,6 +804,71 @@ def contents_longer_than_announced() -> None:
     check(mpi.sendrecv(np.arange(3000.0), rank, rank), np.arange(3000.0))
 
 
+class Failing:
+    """A communicator that has no memory for one kind of call."""
+
+    def __init__(self, comm: Any, name: str) -> None:
+        self._comm, self._name = comm, name
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fail if name == self._name else getattr(self._comm, name)
+
+    def _fail(self, *_: Any) -> Any:
+        raise MemoryError("there is none")
+
+
+def messages_without_memory() -> None:
+    """Whatever part of a message cannot be posted, the other rank and the next message go on."""
+    rank, over = mpi.rank(), channel("test")
+    x, large = np.arange(3.0), np.arange(300000.0)
+    cases = [("messages", "Isend", x), ("messages", "Isend", large), ("payloads", "Isend", large)]
+    for which, name, sent in cases:
+        for call in (partial(mpi.sendrecv, sent, 0, 0), partial(isend_and_wait, sent, 0, 0)):
+            mpi.barrier()
+            if rank == 1:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(QUICK, "peers", None)
+                    patch.setattr(over, which, Failing(getattr(over, which), name))
+                    refused(MemoryError, "there is none", call)
+                mpi.send(x + 1, 0)
+            mpi.barrier()
+            if rank == 0:
+                check(mpi.recv(1), x + 1)
+                mpi.send(x, 1)
+            elif rank == 1:
+                check(mpi.recv(0, timeout=60), x)
+    for _ in range(2):  # the receive cannot be posted, so the next one gets the message
+        mpi.barrier()
+        if rank == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(over, "messages", Failing(over.messages, "Irecv"))
+                with pytest.raises(MemoryError):
+                    mpi.sendrecv(x, 0, 0)
+            check(mpi.recv(0), x + 2)
+        elif rank == 0:
+            check(mpi.recv(1), x)
+            mpi.send(x + 2, 1)
+    for sent in (x, large):  # no memory for the result: its sender does not wait
+        for receive in (mpi.recv, recv_by_python):
+            mpi.barrier()
+            if rank == 1:
+                mpi.send(sent, 0, timeout=60)
+                mpi.send(x, 0)
+            elif rank == 0:
+
+                def empty(_: Kind) -> Any:
+                    raise MemoryError("there is none")
+
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(Kind, "empty", empty)
+                    patch.setattr(QUICK, "peers", None)
+                    with pytest.raises(MemoryError, match="there is none"):
+                        receive(1)
+                check(receive(1), x)
+    mpi.barrier()
+    assert not engine().active
+
+
 def exchanges_with_nobody() -> None:
     """The halo of a grid whose ends have no neighbour: `MPI.PROC_NULL`."""
     module = engine().job.mpi
@@ -1283,6 +1348,9 @@ def non_blocking() -> None:
     del requests, parts, threads
     gc.collect()
     assert mpi.allreduce(np.ones(1)).tolist() == [size]
+    for each in list(engine().active):
+        engine().wait(each)
+    assert not engine().active
 
 
 def communicators() -> None:

@@ -40,6 +40,7 @@ TOGETHER = (
     "messages_that_do_not_fit",
     "contents_longer_than_announced",
     "failed_exchanges_leave_nothing",
+    "messages_without_memory",
     "exchanges_with_nobody",
     "timeouts",
     "cancelled_receives",
