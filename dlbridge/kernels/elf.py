@@ -37,7 +37,7 @@ class Image:
         self.path = path
         with path.open("rb") as file:
             start = file.read(_HEADER.size)
-            if start[:6] != b"\x7fELF\x02\x01" or len(start) < _HEADER.size:
+            if start[:6] != b"\177ELF\2\1" or len(start) < _HEADER.size:
                 raise self._refuse("it is no library for Linux on a 64-bit, little-endian machine")
             self.file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         header = _HEADER.unpack_from(self.file)

@@ -68,8 +68,8 @@ class _Description(ctypes.Structure):
 
 _KNOWN = ctypes.sizeof(_Description)
 _REQUIRED = _Description.abi.offset  # what every description has
-_DERIVATIVES = ("vjp", "jvp")
-_OPTIONS = ("batch", "layout", "overlap", "gil", "cost", "stream", "align")
+DERIVATIVES = ("vjp", "jvp")
+OPTIONS = ("batch", "layout", "overlap", "gil", "cost", "stream", "align")
 
 
 # A C function at an address, without a prototype: `wrap` is told its convention.
@@ -84,9 +84,10 @@ class Export(NamedTuple):
         address: of the function.
         schema: of its operator.
         abi: how it is called.
-        platform: that it is for.
+        platform: that it is for; "" is the CPU or, of functions that look themselves, any.
         doc: what the operator does, or "".
         options: the other fields that are given, by name.
+        function: at the address, where it is an object already.
     """
 
     symbol: str
@@ -96,6 +97,14 @@ class Export(NamedTuple):
     platform: str
     doc: str
     options: dict[str, Any]
+    function: Any = None
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """The platforms that it serves: a function of tvm-ffi is given devices, and checks them."""
+        if self.platform:
+            return (self.platform,)
+        return ("cpu", "cuda") if self.abi == "tvm_ffi" else ("cpu",)
 
 
 class Memory(Protocol):
@@ -189,7 +198,7 @@ def _read(memory: Memory, library: str, place: int, address: int) -> Export:
         )
     texts = {
         field: _text(memory, library, symbol, described, field)
-        for field in ("schema", "abi", "platform", "doc", *_DERIVATIVES, *_OPTIONS[:-1])
+        for field in ("schema", "abi", "platform", "doc", *DERIVATIVES, *OPTIONS[:-1])
     }
     schema, abi = texts.pop("schema"), texts.pop("abi")
     platform, doc = texts.pop("platform"), texts.pop("doc")
@@ -201,7 +210,7 @@ def _read(memory: Memory, library: str, place: int, address: int) -> Export:
     try:
         parsed = Schema.parse(schema)
     except DLBridgeError as error:
-        raise _refusal(library, symbol, error) from None
+        raise refusal(library, symbol, error) from None
     settled = _settle(library, symbol, abi, bool(described.is_dltensors))
     return Export(
         symbol, described.function, parsed, settled, platform or "cpu", doc or "", options
@@ -256,7 +265,7 @@ def _settle(library: str, symbol: str, abi: str | None, is_dltensors: bool) -> s
     )
 
 
-def _refusal(library: str, symbol: str, error: DLBridgeError) -> ArgumentError:
+def refusal(library: str, symbol: str, error: DLBridgeError) -> ArgumentError:
     """Return the refusal of a field by those who know what it means, in the words of the table."""
     said = str(error).removeprefix("wrap: ").removeprefix("Schema: ")
     return ArgumentError(f"load_library: {library}: {symbol}: {said}")
@@ -267,6 +276,10 @@ def _refusal(library: str, symbol: str, error: DLBridgeError) -> ArgumentError:
 
 def make_kernels(library: str, exports: list[Export]) -> dict[str, Kernel]:
     """Return the kernels of a library by their names, "namespace::name", known by them.
+
+    Args:
+        library: its path, for messages.
+        exports: all that it exports.
 
     Raises:
         ArgumentError: a description does not make a kernel, alone or with the others; no kernel
@@ -299,17 +312,18 @@ class _Operators:
 
     def _compare(self, export: Export, other: Export) -> None:
         """Refuse a second function of an operator that is no other platform of the same."""
-        if export.platform == other.platform:
+        both = [each for each in export.platforms if each in other.platforms]
+        if both:
             raise self._refuse(
                 export,
-                f"{export.schema.qualified} has a function for {export.platform} already, "
+                f"{export.schema.qualified} has a function for {both[0]} already, "
                 f"{other.symbol}; several of one operator need .platform",
             )
         if str(export.schema) != str(other.schema):
             raise self._refuse(
                 export,
                 f"its schema is\n    {export.schema}\nand that of {other.symbol}, the same "
-                f"operator for {other.platform},\n    {other.schema}",
+                f"operator for {', '.join(other.platforms)},\n    {other.schema}",
             )
 
     def make(self, name: str) -> Kernel:
@@ -323,20 +337,23 @@ class _Operators:
         self.under_way.append(name)
         options = {
             field: value
-            for field in (*_DERIVATIVES, *_OPTIONS)
+            for field in (*DERIVATIVES, *OPTIONS)
             if (value := self._agreed(group, field)) is not None
         }
         doc = next((each.doc for each in group if each.doc), "")
         functions, abis = {}, {}
         for each in group:
-            functions[each.platform] = _Function(each.address)
-            functions[each.platform].__name__ = each.symbol
-            abis[each.platform] = each.abi
+            function = each.function
+            if function is None:
+                function = _Function(each.address)
+                function.__name__ = each.symbol
+            for platform in each.platforms:
+                functions[platform], abis[platform] = function, each.abi
         try:
             self.made[name] = draft(group[0].schema, abis, functions, doc, **options)
         except DLBridgeError as error:
             symbols = ", ".join(each.symbol for each in group)
-            raise _refusal(self.library, symbols, error) from error
+            raise refusal(self.library, symbols, error) from error
         self.under_way.pop()
         return self.made[name]
 
@@ -346,7 +363,7 @@ class _Operators:
         for each in group:
             if field in each.options:
                 value = each.options[field]
-                found.append((each, self._resolve(each, field) if field in _DERIVATIVES else value))
+                found.append((each, self._resolve(each, field) if field in DERIVATIVES else value))
         for each, value in found[1:]:
             if value != found[0][1]:
                 raise self._refuse(
@@ -358,11 +375,12 @@ class _Operators:
 
     def _resolve(self, export: Export, field: str) -> Kernel:
         symbol = export.options[field]
+        nearest = did_you_mean(symbol, self.by_symbol)
         if symbol not in self.by_symbol:
             raise self._refuse(
                 export,
-                f".{field} is {symbol!r}, which the library does not export; it must be the "
-                f"function of another DLB_EXPORT{did_you_mean(symbol, self.by_symbol)}",
+                f".{field} is {symbol!r}, which the library does not export; it must be "
+                f"another function that is exported with a schema{nearest}",
             )
         return self.make(self.by_symbol[symbol])
 

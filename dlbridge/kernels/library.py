@@ -22,6 +22,14 @@ from dlbridge import registry
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
+from dlbridge.kernels.described import (
+    Described,
+    described_exports,
+    functions_of_tvm,
+    key_of,
+    open_tvm,
+    read_described,
+)
 from dlbridge.kernels.exports import TABLE, is_of, make_kernels, read_exports
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
@@ -56,17 +64,22 @@ class Library:
                 raise
             raise ArgumentError(f"load_library: {path} cannot be loaded: {error}") from error
 
-    def _make_kernels(self) -> None:
-        """Make the kernels that the library's own table describes, if it has one."""
+    def _make_kernels(
+        self, where: str, described: Mapping[str, Mapping[str, Any]], module: Any, names: list[str]
+    ) -> None:
+        """Make the kernels of the library's own table, those described, and those of tvm-ffi."""
         address = self._table()
-        if not address:
-            return
-        made = make_kernels(self.path, read_exports(self.path, address))
+        exports = read_exports(self.path, address) if address else []
+        exports += described_exports(where, described, module, names, self.__getitem__)
+        made = make_kernels(self.path, exports)
+        for name in names:
+            if name not in described:
+                made[name] = wrap(module.get_function(name), name=name)
         self.kernels = MappingProxyType(made)
         known = dir(Library) + list(vars(self))
         vars(self).update({name: each for name, each in self._alone().items() if name not in known})
         if made:
-            lines = [f"    {kernel.schema}" for kernel in made.values()]
+            lines = [f"    {kernel.schema or name}" for name, kernel in made.items()]
             self.__doc__ = "\n".join([f"The kernels of {self.path}:", "", *lines, ""])
 
     def _alone(self) -> dict[str, Kernel]:
@@ -141,12 +154,16 @@ class Library:
         return f"Library({self.path!r}{kernels})"
 
 
-def load_library(path: str | os.PathLike[str]) -> Library:
+def load_library(path: str | os.PathLike[str], *, schemas: Described | None = None) -> Library:
     """Load a shared library: the kernels that it exports, and functions to be wrapped.
 
     What a library exports with `DLB_EXPORT` of dlbridge_kernel.h is a Kernel of that name, as
     `wrap` makes one, in every framework: `library.rope(x)`, `library.rope.torch`,
     `torch.ops.mylib.rope`. Either all of them are made or, with an error, none.
+
+    Functions that a library has for tvm-ffi (`__tvm_ffi_add_one`), and others that it does not
+    describe itself, are described by `schemas`, or by a file of TOML with the same beside it,
+    "libmylib.so.toml". A function for tvm-ffi without a schema is a Kernel without one.
 
     It is never unloaded: compiled graphs may call its kernels until the process ends. Loaded again,
     it is the same object. Where another file has taken its place since, that is loaded beside it,
@@ -156,10 +173,14 @@ def load_library(path: str | os.PathLike[str]) -> Library:
         path: of the library. Text without a slash, "libm.so.6", is a name that the loader searches
             for in the system's folders, never here: write "./libmine.so" for a file of the current
             folder. A `pathlib.Path` is a file in any case.
+        schemas: of functions, by their names: {"add_one": "mylib::add_one(x: f32[n]) -> f32[n]"},
+            or a dict with that as "schema" and the fields of `DLB_EXPORT`: {"add_one": {"schema":
+            …, "vjp": "add_one_vjp"}}. None reads the file beside the library, if there is one.
 
     Raises:
         ArgumentError: it cannot be loaded, or is a pipe or device; or what it exports is described
             wrongly: the text names the function.
+        FrameworkMissingError: it has functions for tvm-ffi, which is not installed.
         KernelError: the loaded file itself was written over, so that its code is not what was
             loaded.
 
@@ -169,37 +190,40 @@ def load_library(path: str | os.PathLike[str]) -> Library:
         (True, False)
     """
     if isinstance(path, str) and "/" not in path:
-        return registry.load(_load, path)
+        return registry.load(_load, path, schemas=schemas)
     file = Path(os.fspath(path)).resolve()
     if file.exists() and not file.is_file():  # the loader would wait for the writer of a pipe
         raise ArgumentError(f"load_library: {file} cannot be loaded: it is no file")
-    return registry.load(_load_file, file)
+    return registry.load(_load_file, file, schemas)
 
 
-# What is loaded, by the loader's handle; and for each path the files that were loaded from it, as
-# (device and inode, size and time, the path as the loader was given it).
-_LIBRARIES: dict[int, Library] = {}
+# What is loaded, by the loader's handle and what describes it; and for each path the files that
+# were loaded from it, as (device and inode, size and time, the path as the loader was given it).
+_LIBRARIES: dict[tuple[int, str], Library] = {}
 _FILES: dict[Path, list[tuple[tuple[int, int], tuple[int, int], str]]] = {}
 _LOADING = registry.lock()
 
 
-def _load(path: str, spelled: str | None = None) -> Library:
+def _load(path: str, spelled: str | None = None, schemas: Described | None = None) -> Library:
     with _LOADING:
+        where, described = read_described(path, schemas)
+        names = functions_of_tvm(path)
+        module = open_tvm(spelled or path) if names else None  # with what the library needs
         library = Library(path, spelled)
-        handle = library._library._handle
-        if handle not in _LIBRARIES:
-            library._make_kernels()
-            _LIBRARIES[handle] = library
-        return _LIBRARIES[handle]
+        key = (library._library._handle, key_of(described))
+        if key not in _LIBRARIES:
+            library._make_kernels(where, described, module, names)
+            _LIBRARIES[key] = library
+        return _LIBRARIES[key]
 
 
-def _load_file(file: Path) -> Library:
+def _load_file(file: Path, schemas: Described | None) -> Library:
     """Load what is at a path now: the loader itself would give what it has loaded from there."""
     with _LOADING:
         try:
             found = file.stat()
         except OSError:
-            return _load(str(file))  # which says why
+            return _load(str(file), None, schemas)  # which says why
         which = (found.st_dev, found.st_ino)
         stamp = (found.st_size, found.st_mtime_ns)
         loaded = _FILES.setdefault(file, [])
@@ -211,12 +235,22 @@ def _load_file(file: Path) -> Library:
                     "start the process anew"
                 )
             if its == which:
-                return _load(str(file), spelled)
+                return _load(str(file), spelled, schemas)
         # Another way to write the path, or the loader would not look at the file.
         spelled = os.path.join(file.parent, *["."] * len(loaded), file.name)
-        Library(str(file), spelled)
-        loaded.append((which, stamp, spelled))  # also where its table is refused: it is loaded
-        return _load(str(file), spelled)
+        try:
+            return _load(str(file), spelled, schemas)
+        finally:  # also where a description is refused: the library is loaded
+            if _is_loaded(spelled):
+                loaded.append((which, stamp, spelled))
+
+
+def _is_loaded(path: str) -> bool:
+    try:
+        ctypes.CDLL(path, os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
 
 
 # ---- compile_c -----------------------------------------------------------------------------------

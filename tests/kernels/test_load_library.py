@@ -579,6 +579,163 @@ def test_a_file_that_appears_later_is_loaded(build: Build, tmp_path: Path) -> No
     assert dlbridge.load_library(build(SCALE.replace("NAMESPACE", "later"))).scale
 
 
+# ---- libraries that do not describe themselves ---------------------------------------------------
+
+FOR_TVM = """
+#define TVM_FFI_DLL_EXPORT_INCLUDE_METADATA 1
+#include <tvm/ffi/tvm_ffi.h>
+
+static void Add(tvm::ffi::TensorView x, double by, tvm::ffi::TensorView out) {
+    for (int64_t i = 0; i < x.size(0); ++i)
+        static_cast<double *>(out.data_ptr())[i] = static_cast<double *>(x.data_ptr())[i] + by;
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(add, Add);
+
+static void Same(tvm::ffi::TensorView grad, tvm::ffi::TensorView out) {
+    for (int64_t i = 0; i < grad.size(0); ++i)
+        static_cast<double *>(out.data_ptr())[i] = static_cast<double *>(grad.data_ptr())[i];
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(add_vjp, Same);
+"""
+
+
+@pytest.fixture(scope="module")
+def for_tvm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a library for tvm-ffi, which no test may change."""
+    info = pytest.importorskip("tvm_ffi.libinfo")
+    if shutil.which("c++") is None:
+        pytest.skip("there is no c++ here")
+    folder = tmp_path_factory.mktemp("tvm")
+    (folder / "source.cpp").write_text(FOR_TVM)
+    library = Path(info.find_libtvm_ffi())
+    command = ["c++", "-std=c++17", "-O0", "-shared", "-fPIC", f"-I{info.find_include_path()}"]
+    command += [f"-I{info.find_dlpack_include_path()}", "-o", folder / "libadd.so"]
+    command += [folder / "source.cpp", f"-L{library.parent}", "-ltvm_ffi"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "libadd.so"
+
+
+ADD = "NAMESPACE::add(x: f64[n], by: float) -> f64[n]"
+ADD_VJP = "NAMESPACE::add_vjp(grad: f64[n]) -> f64[n]"
+
+
+def described(namespace: str) -> dict[str, Any]:
+    """Return schemas of the library for tvm-ffi."""
+    add = {"schema": ADD.replace("NAMESPACE", namespace), "vjp": "add_vjp", "doc": "Add by."}
+    return {"add": add, "add_vjp": ADD_VJP.replace("NAMESPACE", namespace)}
+
+
+def test_a_library_for_tvm_ffi_is_described_in_the_call(for_tvm: Path) -> None:
+    """And is an operator like any other, with its gradient."""
+    torch = pytest.importorskip("torch")
+    schemas = described("tvm_call")
+    library = dlbridge.load_library(for_tvm, schemas=schemas)
+    assert [*library.kernels] == ["tvm_call::add", "tvm_call::add_vjp"]
+    assert library.add.platforms == ("cpu", "cuda")
+    assert str(library.add.__doc__).startswith("Add by.\n")
+    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    y = library.add(x, 3.0)
+    y.sum().backward()
+    assert (y.tolist(), x.grad.tolist()) == ([4.0, 4.0], [1.0, 1.0])
+    assert torch.ops.tvm_call.add(x.detach(), 1.0).tolist() == [2.0, 2.0]
+    assert library.add(np.ones(2), 2.0).tolist() == [3.0, 3.0]
+    assert dlbridge.load_library(for_tvm, schemas=schemas) is library
+
+
+def test_a_library_for_tvm_ffi_is_described_by_a_file_beside_it(
+    for_tvm: Path, tmp_path: Path
+) -> None:
+    """Of TOML; what the call says counts instead."""
+    path = tmp_path / "libadd.so"
+    shutil.copy(for_tvm, path)
+    beside = tmp_path / "libadd.so.toml"
+    beside.write_text(
+        f'add_vjp = "{ADD_VJP}"\n[add]\nschema = "{ADD}"\nvjp = "add_vjp"\nalign = 64\n'.replace(
+            "NAMESPACE", "tvm_file"
+        )
+    )
+    library = dlbridge.load_library(path)
+    assert library.add.vjp is library.kernels["tvm_file::add_vjp"]
+    assert library.add.align == 64
+    assert library.add(np.ones(2), 2.0).tolist() == [3.0, 3.0]
+    assert [*dlbridge.load_library(path, schemas=described("tvm_instead")).kernels] == [
+        "tvm_instead::add", "tvm_instead::add_vjp"
+    ]  # fmt: skip
+    beside.write_text("add = \n")
+    with pytest.raises(ArgumentError, match=rf"{beside} is no TOML: .*line 1"):
+        dlbridge.load_library(path)
+    beside.write_text("add = 3\n")
+    with pytest.raises(ArgumentError, match=rf"{beside}: add: a schema is needed.*got 3"):
+        dlbridge.load_library(path)
+
+
+def test_a_function_for_tvm_ffi_without_a_schema_is_a_kernel_without_one(for_tvm: Path) -> None:
+    """It writes into its last tensor."""
+    library = dlbridge.load_library(for_tvm)
+    out = np.zeros(2)
+    library.add(np.ones(2), 2.0, out)
+    assert out.tolist() == [3.0, 3.0]
+    assert library.add.schema is None
+    assert {"add", "add_vjp"} == {*library.kernels}
+
+
+def test_functions_of_c_are_described_in_the_call(build: Build) -> None:
+    """Those of a library that never heard of dlbridge."""
+    path = build(
+        "void plus_one(const double *x, double *out, long n);\n"
+        "void plus_one(const double *x, double *out, long n)"
+        " { for (long i = 0; i < n; i++) out[i] = x[i] + 1; }\n"
+    )
+    abi = "void(const double *x, double *out, long n)"
+    fields = {"schema": "in_call::plus_one(x: f64[n]) -> f64[n]", "abi": abi}
+    library = dlbridge.load_library(path, schemas={"plus_one": fields})
+    assert library.plus_one(np.ones(1)).tolist() == [2.0]
+    assert library["plus_one"] is not library.plus_one
+
+
+@pytest.mark.parametrize(
+    ("schemas", "said"),
+    [
+        (3, r"schemas= must be a dict of schemas .*got int"),
+        ({"add": 3}, r"schemas=: add: a schema is needed.*got 3"),
+        ({3: ADD}, r"schemas=: 3: a schema is needed"),
+        ({"add": {"vjp": "add_vjp"}}, r"schemas=: add: a schema is needed"),
+        ({"add": {"schema": ADD, "vpj": "x"}}, r"add: there is no field 'vpj'; did you mean 'vjp'"),
+        ({"add": {"schema": ADD, "vjp": 3}}, r"add: vjp must be text, got 3"),
+        ({"add": {"schema": ADD, "align": "x"}}, r"add: align must be an integer, got 'x'"),
+        ({"add": {"schema": ADD, "align": 3}}, r"add: align must be a power of two"),
+        ({"add": {"schema": ADD, "vjp": "x"}}, r"add: \.vjp is 'x', which the library does not"),
+        ({"add": {"schema": ADD, "abi": "pointers"}}, r"add: a tvm-ffi function cannot have abi="),
+        ({"ad": ADD}, r"ad: the library has no function of this name; did you mean 'add'"),
+        ({"add": "add(x)"}, r"schemas=: add: [^^]*'::'[^^]*\^"),
+        ({"add": "NAMESPACE::add(x: f64[n]) -> f64[n]"}, r"add: the function takes 3 values .*2:"),
+        ({"add": ADD, "add_vjp": ADD.replace(", by: float", "")}, "has a function for cpu already"),
+    ],
+)  # fmt: skip
+def test_a_wrong_description_is_refused(for_tvm: Path, schemas: Any, said: str) -> None:
+    """It is named, with what is known about the function."""
+    with pytest.raises(ArgumentError, match=f"load_library: .*{said}"):
+        dlbridge.load_library(for_tvm, schemas=schemas)
+
+
+def test_a_library_for_tvm_ffi_needs_it(for_tvm: Path, run_python: Callable[..., Any]) -> None:
+    """The refusal says what to install."""
+    code = """
+        import sys
+        sys.modules["tvm_ffi"] = None
+        import dlbridge
+        try:
+            dlbridge.load_library(sys.argv[1])
+        except dlbridge.FrameworkMissingError as error:
+            assert str(error).startswith("load_library: "), error
+            assert "dlbridge[tvm]" in str(error), error
+        else:
+            raise AssertionError
+    """
+    run_python(code, for_tvm).check()
+
+
 # ---- packages ------------------------------------------------------------------------------------
 
 
