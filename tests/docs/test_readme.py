@@ -62,6 +62,19 @@ def test_there_are_exactly_two_set_up_commands() -> None:
         assert re.search(rf"^{command.removeprefix('make ')}:", makefile, re.MULTILINE)
 
 
+def test_the_demonstration_is_small_and_says_so_without_running_anything() -> None:
+    """It is what people run first: no TensorFlow, no byte code of what it does not import."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    (needs,) = re.findall(r"^\.venv/\.demo: NEEDS = (.*)$", makefile, re.MULTILINE)
+    assert "torch,jax" in needs
+    assert "tensorflow" not in needs
+    assert "[all" not in needs
+    assert re.search(r"^\.venv/\.demo: PIP_ARGS = --no-compile$", makefile, re.MULTILINE)
+    said = re.findall(r"^\w*ANNOUNCED :?= (.*)$", makefile, re.MULTILINE)
+    assert len(said) == 3
+    assert not any("`" in text or "$(shell" in text for text in said)  # `echo` would run it
+
+
 def test_the_framework_table_is_the_commands_output() -> None:
     match = re.search(r"<!-- frameworks -->\n(.*?)<!-- end -->", FRAMEWORKS, re.DOTALL)
     assert match
