@@ -754,6 +754,11 @@ class Program:
     def __call__(self, *values: Any) -> Any: ...
     def run(self, *values: Any) -> Any:
         """The same as calling the program."""
+    def run_until(self, end: float, late: Callable[[], Exception], /, *values: Any) -> Any:
+        """The same; raises `late()` after the first step that ends after `end`.
+
+        `end` is in seconds of `time.monotonic`.
+        """
 
 @final
 class Feed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,49 @@ def test_a_run_times_out(package: str, graph, v1) -> None:
             with pytest.raises(tf.errors.DeadlineExceededError):
                 session.run(y)
         assert session.run(y, options=module.RunOptions(timeout_in_ms=60_000)) == 1.0
+
+
+def test_a_run_that_is_late_makes_no_further_step(graph) -> None:
+    made = []
+
+    def later(x: Any) -> Any:
+        made.append(x)
+        return x
+
+    x = tf.call(later, [slow(0.2)], tf.float64)
+    with tf.Session() as session:
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            session.run(x, options=tf.RunOptions(timeout_in_ms=50))
+        assert not made
+        session.run(x, options=tf.RunOptions(timeout_in_ms=60_000))
+        assert made
+
+
+def test_the_steps_of_a_run_with_a_timeout_stay_in_c(graph) -> None:
+    """The functions of Python that it enters beside those of a plain run are not more for more."""
+
+    def entered(y: Any, options: Any) -> int:
+        count = 0
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            nonlocal count
+            count += event == "call"
+
+        with tf.Session() as session:
+            session.run(y, {x: [1.0, 2.0]}, options=options)
+            sys.setprofile(note)
+            try:
+                session.run(y, {x: [1.0, 2.0]}, options=options)
+            finally:
+                sys.setprofile(None)
+        return count
+
+    x = y = tf.placeholder(tf.float32, [2])
+    few = tf.reshape(x, [2, 1])
+    for _ in range(50):
+        y = tf.reshape(tf.reshape(y, [2, 1]), [2])
+    timed, plain = tf.RunOptions(timeout_in_ms=60_000), tf.RunOptions()
+    assert entered(y, timed) - entered(y, plain) == entered(few, timed) - entered(few, plain)
 
 
 def test_a_run_with_a_timeout_is_traced_as_asked(graph) -> None:

@@ -19,9 +19,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <structmember.h>
+#include <time.h>
 
-#define SMALL 192 /* slots and arguments that fit on the C stack */
-#define INTERRUPTED (-2)
+#define SMALL 192        /* slots and arguments that fit on the C stack */
+#define INTERRUPTED (-2) /* or late: the error is set, and is not that of a step */
 #define DONE (-1)
 #define DISCARDED (-1) /* an output that nobody wants */
 
@@ -371,9 +372,30 @@ static int run_step(const program_t *program, const step_t *step, PyObject **slo
     return status;
 }
 
+/* When a call must have ended. */
+typedef struct {
+    double end;     /* in seconds of CLOCK_MONOTONIC */
+    PyObject *late; /* returns the error of a call that has not */
+} deadline_t;
+
+/* 0, or -1 with that error. */
+static int check_time(const deadline_t *deadline) {
+    struct timespec now;
+    if (deadline == NULL)
+        return 0;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if ((double)now.tv_sec + 1e-9 * (double)now.tv_nsec <= deadline->end)
+        return 0;
+    PyObject *error = PyObject_CallNoArgs(deadline->late);
+    if (error != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return -1;
+}
+
 /* DONE, INTERRUPTED, or the step that failed; owned slots stay as they are. */
 static int32_t run_steps(const program_t *program, PyObject **slots,
-                         PyObject **arguments) {
+                         PyObject **arguments, const deadline_t *deadline) {
     for (int32_t i = 0; i < program->step_count; i++) {
         const step_t *step = &program->steps[i];
         if (run_step(program, step, slots, arguments) < 0)
@@ -382,7 +404,8 @@ static int32_t run_steps(const program_t *program, PyObject **slots,
             program->indices + step->first + step->input_count + step->output_count;
         for (int32_t k = 0; k < step->release_count; k++)
             Py_CLEAR(slots[released[k]]);
-        if (PyErr_CheckSignals() < 0) /* a step may take long: after each one */
+        /* A step may take long: after each one. */
+        if (PyErr_CheckSignals() < 0 || check_time(deadline) < 0)
             return INTERRUPTED;
     }
     return DONE;
@@ -418,12 +441,13 @@ static void release_all(const program_t *program, PyObject **slots) {
 /* ---- a call ---- */
 
 static PyObject *run_in(const program_t *program, PyObject *const *values,
-                        PyObject **slots) {
+                        PyObject **slots, const deadline_t *deadline) {
     if (program->slot_count > 0)
         memcpy(slots, program->constants, (size_t)program->slot_count * sizeof *slots);
     for (int32_t i = 0; i < program->input_count; i++)
         slots[program->inputs[i]] = values[i];
-    int32_t failed = run_steps(program, slots, slots + program->slot_count + 1);
+    int32_t failed =
+        run_steps(program, slots, slots + program->slot_count + 1, deadline);
     PyObject *result = failed == DONE ? take_outputs(program, slots) : NULL;
     if (result == NULL) {
         PyObject *type, *value, *trace; /* destructors must not see it */
@@ -439,12 +463,9 @@ static PyObject *run_in(const program_t *program, PyObject *const *values,
     return result;
 }
 
-static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
-                      PyObject *names) {
+static PyObject *call_until(PyObject *object, PyObject *const *values, Py_ssize_t count,
+                            const deadline_t *deadline) {
     program_t *program = (program_t *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(flagged);
-    if (names != NULL && PyTuple_GET_SIZE(names) > 0)
-        return PyErr_Format(PyExc_TypeError, "Program: takes no keyword arguments");
     if (count != program->input_count)
         return PyErr_Format(PyExc_TypeError, "Program: expected %d values, got %zd",
                             (int)program->input_count, count);
@@ -455,7 +476,7 @@ static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
     PyObject *result = NULL;
     Py_INCREF(object); /* a step may drop the last other reference */
     if (Py_EnterRecursiveCall(" while running a Program") == 0) {
-        result = run_in(program, values, slots);
+        result = run_in(program, values, slots, deadline);
         Py_LeaveRecursiveCall();
     }
     Py_DECREF(object);
@@ -464,8 +485,27 @@ static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
     return result;
 }
 
+static PyObject *call(PyObject *object, PyObject *const *values, size_t flagged,
+                      PyObject *names) {
+    if (names != NULL && PyTuple_GET_SIZE(names) > 0)
+        return PyErr_Format(PyExc_TypeError, "Program: takes no keyword arguments");
+    return call_until(object, values, PyVectorcall_NARGS(flagged), NULL);
+}
+
 static PyObject *run(PyObject *self, PyObject *const *values, Py_ssize_t count) {
     return ((program_t *)self)->vectorcall(self, values, (size_t)count, NULL);
+}
+
+static PyObject *run_until(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count < 2)
+        return PyErr_Format(PyExc_TypeError,
+                            "Program.run_until: expected a time and a function");
+    deadline_t deadline = {.end = PyFloat_AsDouble(args[0]), .late = args[1]};
+    if (deadline.end == -1 && PyErr_Occurred())
+        return NULL;
+    if (((program_t *)self)->vectorcall != call)
+        return run(self, args, 0); /* it is being destroyed */
+    return call_until(self, args + 2, count - 2, &deadline);
 }
 
 /* The call of a program that the garbage collector has cleared. */
@@ -529,6 +569,10 @@ static void dealloc(PyObject *object) {
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run($self, /, *values)\n--\n\nThe same as calling the program."},
+    {"run_until", (PyCFunction)(void (*)(void))run_until, METH_FASTCALL,
+     "run_until($self, end, late, /, *values)\n--\n\nThe same; raises what late() "
+     "returns after the first step that ends after `end`, in seconds of "
+     "time.monotonic."},
     {NULL, NULL, 0, NULL},
 };
 

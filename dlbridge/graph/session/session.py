@@ -224,10 +224,12 @@ class BaseSession(NonCopyable):
         if timeout > 0:
             followed = DeadlineTrace(timeout, followed)
         began = time_ns()
-        with recording() as log:
-            call = runner.traced(followed) if isinstance(followed, Trace) else runner.call
+        call = runner.traced(followed) if isinstance(followed, Trace) else runner.call
+        if receipts is None:
             result = call(*values)
-        if receipts is not None:
+        else:
+            with recording() as log:
+                result = call(*values)
             receipts += log
         if reports and isinstance(followed, Trace):
             fill(run_metadata, followed.events, began)
