@@ -31,7 +31,7 @@ from dlbridge.text import did_you_mean
 
 Described = Mapping[str, str | Mapping[str, Any]]
 
-_PREFIX = "__tvm_ffi_"  # metadata and documentation have one more underscore
+PREFIX = "__tvm_ffi_"  # metadata and documentation have one more underscore
 _FIELDS = ("schema", "abi", "platform", "doc", *DERIVATIVES, *OPTIONS)
 
 
@@ -41,9 +41,9 @@ def functions_of_tvm(path: str) -> list[str]:
     if not file.is_file() or not file.stat().st_size:
         return []
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        if text.find(b"\0" + _PREFIX.encode()) < 0:
+        if text.find(b"\0" + PREFIX.encode()) < 0:
             return []
-    found = [name.removeprefix(_PREFIX) for name in Image(file).names() if name.startswith(_PREFIX)]
+    found = [name.removeprefix(PREFIX) for name in Image(file).names() if name.startswith(PREFIX)]
     return sorted(name for name in found if not name.startswith("_"))
 
 

@@ -22,6 +22,7 @@ from dlbridge import registry
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
+from dlbridge.kernels.builds import find_built
 from dlbridge.kernels.described import (
     Described,
     described_exports,
@@ -172,7 +173,9 @@ def load_library(path: str | os.PathLike[str], *, schemas: Described | None = No
     Args:
         path: of the library. Text without a slash, "libm.so.6", is a name that the loader searches
             for in the system's folders, never here: write "./libmine.so" for a file of the current
-            folder. A `pathlib.Path` is a file in any case.
+            folder. A `pathlib.Path` is a file in any case. Of a folder with builds for several
+            machines, "build/tvm-ffi01-cpu-x86_64-linux" and so on, as Hugging Face's kernels have,
+            it is the library in the build for this one.
         schemas: of functions, by their names: {"add_one": "mylib::add_one(x: f32[n]) -> f32[n]"},
             or a dict with that as "schema" and the fields of `DLB_EXPORT`: {"add_one": {"schema":
             …, "vjp": "add_one_vjp"}}. None reads the file beside the library, if there is one.
@@ -192,6 +195,8 @@ def load_library(path: str | os.PathLike[str], *, schemas: Described | None = No
     if isinstance(path, str) and "/" not in path:
         return registry.load(_load, path, schemas=schemas)
     file = Path(os.fspath(path)).resolve()
+    if file.is_dir():
+        file = find_built(file)
     if file.exists() and not file.is_file():  # the loader would wait for the writer of a pipe
         raise ArgumentError(f"load_library: {file} cannot be loaded: it is no file")
     return registry.load(_load_file, file, schemas)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import re
 import struct
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
@@ -13,12 +11,11 @@ from pathlib import Path
 from dlbridge import registry
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
+from dlbridge.kernels.builds import SHARED, exports_kernels
 from dlbridge.kernels.elf import Image
-from dlbridge.kernels.exports import PREFIX, TABLE, Export, read_exports
+from dlbridge.kernels.exports import TABLE, Export, read_exports
 from dlbridge.kernels.library import Library, load_library
 from dlbridge.text import did_you_mean
-
-_SHARED = re.compile(r".*\.so(\.\d+)*")
 
 
 def load_package(name: str) -> Library:
@@ -40,7 +37,7 @@ def load_package(name: str) -> Library:
     """
     _check(name)
     libraries = registry.load(_libraries, name)
-    exporting = [path for path in libraries if _exports(path)]
+    exporting = [path for path in libraries if exports_kernels(path)]
     if len(exporting) == 1:
         return load_library(exporting[0])
     if exporting:
@@ -80,9 +77,9 @@ def _libraries(name: str) -> list[Path]:
             ) from None
         files = ()
     for file in files:
-        if _SHARED.fullmatch(file.name):
+        if SHARED.fullmatch(file.name):
             found[Path(str(file.locate())).resolve()] = None
-    return [path for path in found if _SHARED.fullmatch(path.name) and path.is_file()]
+    return [path for path in found if SHARED.fullmatch(path.name) and path.is_file()]
 
 
 def _folders(name: str) -> Iterator[Path]:
@@ -96,15 +93,6 @@ def _folders(name: str) -> Iterator[Path]:
         folder = Path(location, *inner)
         if folder.is_dir():
             yield folder
-
-
-def _exports(path: Path) -> bool:
-    """Return whether a file has the symbol of an entry in its table."""
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            return False
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as contents:
-            return contents.find(b"\0" + PREFIX.encode()) >= 0
 
 
 def list_exports(path: Path) -> list[Export]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -734,6 +735,69 @@ def test_a_library_for_tvm_ffi_needs_it(for_tvm: Path, run_python: Callable[...,
             raise AssertionError
     """
     run_python(code, for_tvm).check()
+
+
+# ---- folders of builds ---------------------------------------------------------------------------
+
+MACHINE = f"{platform.machine()}-linux"
+
+
+@pytest.fixture
+def builds(for_tvm: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return `builds(*names)`: a folder with these builds of the library for tvm-ffi."""
+
+    def make(*names: str) -> Path:
+        for name in names:
+            folder = tmp_path / "kernel" / "build" / name
+            folder.mkdir(parents=True)
+            shutil.copy(for_tvm, folder / "_add.abi3.so")
+            (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+        return tmp_path / "kernel"
+
+    return make
+
+
+def test_a_folder_of_builds_gives_the_one_for_this_machine(builds: Callable[..., Path]) -> None:
+    """Without running the Python code in it."""
+    own = f"tvm-ffi01-cpu-{MACHINE}"
+    folder = builds(own, "tvm-ffi01-cpu-mips-linux", f"torch210-cxx11-cpu-{MACHINE}", "other")
+    library = dlbridge.load_library(folder, schemas=described("in_folder"))
+    assert library.path == str(folder / "build" / own / "_add.abi3.so")
+    assert library.add(np.ones(2), 1.0).tolist() == [2.0, 2.0]
+    again = dlbridge.load_library(folder / "build" / own, schemas=described("in_folder"))
+    assert again is library
+
+
+def test_a_build_for_cuda_is_taken_where_there_is_a_gpu(
+    builds: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one for the CPU elsewhere; of several, none is guessed."""
+    cpu, gpu = f"tvm-ffi01-cpu-{MACHINE}", f"tvm-ffi01-cu128-{MACHINE}"
+    folder = builds(cpu, gpu)
+    find = importlib.import_module("dlbridge.kernels.builds").find_built
+    for is_available, name in ((False, cpu), (True, gpu)):
+        monkeypatch.setattr("dlbridge.cuda.is_available", lambda is_there=is_available: is_there)
+        assert find(folder).parent.name == name
+    builds(f"tvm-ffi01-cu130-{MACHINE}")
+    with pytest.raises(ArgumentError, match=rf"several builds .*cu128-{MACHINE}, .*cu130-"):
+        dlbridge.load_library(folder)
+
+
+def test_a_folder_without_one_library_for_this_machine_is_refused(
+    builds: Callable[..., Path], tmp_path: Path
+) -> None:
+    """With what there is."""
+    with pytest.raises(ArgumentError, match="has no libraries with kernels, of DLB_EXPORT or for"):
+        dlbridge.load_library(tmp_path)
+    folder = builds("tvm-ffi01-cpu-mips-linux")
+    with pytest.raises(
+        ArgumentError, match=rf"as in build/tvm-ffi01-cpu-{MACHINE}; it has tvm-f.*"
+    ):
+        dlbridge.load_library(folder)
+    own = builds(f"tvm-ffi01-cpu-{MACHINE}") / "build" / f"tvm-ffi01-cpu-{MACHINE}"
+    shutil.copy(own / "_add.abi3.so", own / "second.so")
+    with pytest.raises(ArgumentError, match=r"(?s)has 2 libraries .*_add\.abi3\.so\n.*second\.so"):
+        dlbridge.load_library(folder)
 
 
 # ---- packages ------------------------------------------------------------------------------------
