@@ -43,7 +43,7 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.device import Device
 from dlbridge.dtype import DType
-from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange, protocol
 from dlbridge.exchange.context import Policies
 from dlbridge.shape import TensorShape
@@ -88,7 +88,7 @@ def convert_tree(
         **policies: as of `convert`.
 
     Raises:
-        ExchangeError: a leaf cannot be converted; the text ends with the path to it.
+        ExchangeError: a leaf cannot be converted; the text has the path to it.
         UnsupportedTypeError: a leaf is neither a tensor nor plain data, a tensor is the key of a
             dict, or an array has fields; the text has its path.
         ArgumentError: the tree contains itself, or a container of a class that cannot be rebuilt;
@@ -111,6 +111,7 @@ def convert_tree(
         if not walks:
             walk = _Walk(lambda leaf: native.convert(leaf, to, **policies), unknown == "keep")
             walk.framework, walk.memo, walk.in_c = framework, memo, in_c
+            walk.calls = f"to_{framework.name}", "from_dlpack"
             walks.append(walk)
         return walks[0].resume(node, path, above)
 
@@ -160,6 +161,7 @@ class _Walk:
         memo: what has become of the tensors and containers so far.
         framework: the target, to which its own random keys go as keys.
         in_c: continues the walk in C, which knows plain containers; None walks here.
+        calls: in whose name `convert` refuses; the refusal of a leaf is that of `convert_tree`.
         above: the containers around the present node, by address.
         keeps_unknown: whether leaves of unknown classes are kept.
         is_aside: whether the present node is reached through an attribute that is no field. There,
@@ -168,6 +170,7 @@ class _Walk:
 
     framework: adapter.Framework | None = None
     in_c: Callable[[Any, _Walk, str], Any] | None = None
+    calls: tuple[str, ...] = ()
 
     def __init__(self, convert: Callable[[Any], Any], keeps_unknown: bool) -> None:
         self.convert = convert
@@ -207,7 +210,10 @@ class _Walk:
             if _is_tensor(node):
                 return self.convert(node)
         except Exception as error:
-            if path:
+            call, _, text = str(error).partition(": ")
+            if isinstance(error, DLBridgeError) and call in self.calls:
+                error.args = (f"convert_tree: {f'at {path}: ' if path else ''}{text}",)
+            elif path:
                 error.add_note(f"at {path} of the tree")
             raise
         rebuild = next((way for is_of_kind, way in _KINDS if is_of_kind(node)), None)

@@ -123,6 +123,36 @@ def test_a_refusal_of_a_torch_tensor_says_what_to_do(framework: Any, case: str) 
         assert (caught.value.reason, advice in str(caught.value)) == (reason, True)
 
 
+# What a tree may hold as plain data is no leaf to convert.
+LEAVES = [
+    (case, to)
+    for case in ("long double", "masked", "refusing", *TORCH)
+    for to in ("jax", "numpy", "dlbridge")
+    if (case, to) != ("long double", "numpy")  # NumPy keeps its own
+]
+
+
+@pytest.mark.parametrize(("case", "to"), LEAVES)
+def test_a_refusal_of_a_leaf_names_convert_tree_and_its_path(
+    framework: Any, case: str, to: str
+) -> None:
+    torch = framework("torch")
+    framework("jax")
+    x, reason, advice = (
+        (TORCH[case][0](torch), *TORCH[case][1:])
+        if case in TORCH
+        else (NOT_TENSORS[case][0], NOT_TENSORS[case][1], NOT_TENSORS[case][3])
+    )
+    for tree, path in ((x, ""), ({"a": [1, x]}, "at ['a'][1]: "), ((X, {"b": x}), "at [1]['b']: ")):
+        with pytest.raises(dlbridge.ExchangeError) as caught:
+            dlbridge.convert_tree(tree, to)
+        text = str(caught.value)
+        assert text.startswith(f"convert_tree: {path}"), text
+        assert not any(f"{call}:" in text for call in ("to_jax", "to_numpy", "from_dlpack"))
+        assert (caught.value.reason, advice in text) == (reason, True)
+        assert text.count(f"[{reason}]") == 1
+
+
 def test_a_refusal_inside_of_a_transform_says_what_to_do(framework: Any) -> None:
     torch, jax = framework("torch"), framework("jax")
     transforms = (

@@ -130,12 +130,15 @@ def test_a_failure_says_where() -> None:
     with pytest.raises(ExchangeError) as caught:
         convert_tree(tree, "dlbridge")
     assert caught.value.reason == "masked"
-    assert caught.value.__notes__ == ["at ['weights'][1].data of the tree"]
+    assert str(caught.value).startswith("convert_tree: at ['weights'][1].data: ")
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_failure_at_the_root_needs_no_path() -> None:
     with pytest.raises(ExchangeError) as caught:
         convert_tree(masked(), "dlbridge")
+    assert str(caught.value).startswith("convert_tree: ")
+    assert " at " not in str(caught.value)
     assert not hasattr(caught.value, "__notes__")
 
 
@@ -157,7 +160,7 @@ def test_registered_nodes_are_walked() -> None:
     assert isinstance(made["p"].b[0], Tensor)
     with pytest.raises(ExchangeError) as caught:
         convert_tree(Pair(leaf(), masked()), "dlbridge")
-    assert "<1>" in caught.value.__notes__[0]
+    assert str(caught.value).startswith("convert_tree: at <1>: ")
 
 
 # ---- classes with ideas of their own -----------------------------------------------------------
@@ -408,7 +411,7 @@ def test_attrs_classes_are_rebuilt() -> None:
         tree.data = masked()
         with pytest.raises(ExchangeError) as caught:
             convert_tree([tree], "dlbridge")
-        assert caught.value.__notes__ == ["at [0].data of the tree"]
+        assert str(caught.value).startswith("convert_tree: at [0].data: ")
 
 
 class Node:
@@ -715,7 +718,7 @@ def test_a_failure_in_an_attribute_says_where() -> None:
     tree.mask = masked()
     with pytest.raises(ExchangeError) as caught:
         convert_tree({"a": tree}, "dlbridge")
-    assert caught.value.__notes__ == ["at ['a'].mask of the tree"]
+    assert str(caught.value).startswith("convert_tree: at ['a'].mask: ")
 
 
 def test_slices_and_arrays_of_objects_are_containers() -> None:
@@ -881,6 +884,7 @@ def sketch(x: Any) -> Any:
 def test_the_walk_in_c_is_that_of_the_rules(tree: Any, unknown: str) -> None:
     def in_python(tree: Any) -> Any:
         walk = trees._Walk(lambda leaf: dlbridge.convert(leaf, "numpy"), unknown == "keep")
+        walk.calls = ("to_numpy",)
         return walk.node(tree, "")
 
     def described(convert: Any) -> Any:
