@@ -312,6 +312,25 @@ def test_the_table_of_a_library_that_is_needed_is_not_taken(build: Build, tmp_pa
     assert library.g() == 1
 
 
+def test_a_library_in_the_global_scope_does_not_lend_its_table(
+    build: Build, run_python: Callable[..., Any]
+) -> None:
+    """Every table, and every entry, has the same name in each library."""
+    first = build(SCALE.replace("NAMESPACE", "global_first"), name="libfirst.so")
+    second = build(SCALE.replace("NAMESPACE", "global_second"), name="libsecond.so")
+    code = """
+        import ctypes, sys
+        ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+        import dlbridge
+        second = dlbridge.load_library(sys.argv[2])
+        first = dlbridge.load_library(sys.argv[1])
+        assert first.scale.name == "global_first::scale", first
+        assert second.scale.name == "global_second::scale", second
+        assert {*map(len, (first.kernels, second.kernels))} == {3}
+    """
+    run_python(code, first, second).check()
+
+
 def test_a_table_of_version_1_loads(tmp_path: Path) -> None:
     """As it was compiled when there was no other, with less in it and with all."""
     if shutil.which("cc") is None:
