@@ -564,18 +564,21 @@ static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
 
 /* ---- the standard alone ---- */
 
-/* Names and arguments of the calls, made once. */
+/* Names and arguments of the calls, made once; interned, so that they are found by
+ * their addresses. */
 static PyObject *device_name, *dlpack_name, *version_keyword, *version;
 
 static int make_dlpack_words(void) {
     if (version != NULL)
         return 0;
+    PyObject *keyword = PyUnicode_InternFromString("max_version");
     if (device_name == NULL)
         device_name = PyUnicode_InternFromString("__dlpack_device__");
     if (dlpack_name == NULL)
         dlpack_name = PyUnicode_InternFromString("__dlpack__");
-    if (version_keyword == NULL)
-        version_keyword = Py_BuildValue("(s)", "max_version");
+    if (version_keyword == NULL && keyword != NULL)
+        version_keyword = PyTuple_Pack(1, keyword);
+    Py_XDECREF(keyword);
     if (device_name == NULL || dlpack_name == NULL || version_keyword == NULL)
         return -1;
     version = Py_BuildValue("(ii)", DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION);
