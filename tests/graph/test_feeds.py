@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array as array_of_python
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import dlbridge
 import dlbridge.graph as tf
+from dlbridge.errors import DLBridgeError
 
 
 @pytest.fixture
@@ -343,3 +345,52 @@ def test_objects_that_only_numpy_knows_are_fed_and_made_constant(
             session.run(tf.constant(given)).tolist()
             == array.astype("S" if dtype == "string" else array.dtype).tolist()
         )
+
+
+FED: dict[str, Any] = {
+    "numbers": lambda _: [1, 2],
+    "a list of arrays": lambda _: [np.float32(1), np.array(2.0)],
+    "an array": lambda _: np.array([1, 2], "f4"),
+    "an array of another dtype": lambda _: np.array([1, 2], "i2"),
+    "torch": lambda framework: framework("torch").tensor([1.0, 2.0]),
+    "a list of torch tensors": lambda framework: [*framework("torch").tensor([1.0, 2.0])],
+    "jax": lambda framework: framework("jax").numpy.array([1.0, 2.0]),
+    "tensorflow": lambda framework: framework("tensorflow").constant([1.0, 2.0]),
+    "pyarrow": lambda framework: framework("pyarrow").array([1.0, 2.0]),
+    "dlbridge": lambda _: dlbridge.from_dlpack(np.array([1, 2], "f4")),
+    "a capsule": lambda _: np.array([1, 2], "f4").__dlpack__(),
+    "an array interface": lambda _: Interface(),
+    "a buffer": lambda _: memoryview(np.array([1, 2], "f4")),
+    "array.array": lambda _: array_of_python("f", [1, 2]),
+    "an object with __array__": lambda _: KnownToNumPy(np.array([1, 2], "f4")),
+}
+
+
+class Interface:
+    """An object with `__array_interface__` alone."""
+
+    def __init__(self) -> None:
+        self.array = np.array([1, 2], "f4")
+        self.__array_interface__ = self.array.__array_interface__
+
+
+@pytest.mark.parametrize("kind", FED)
+def test_all_objects_that_the_page_lists_are_fed(kind: str, framework: Any) -> None:
+    """docs/graph.md has the table."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.float32, [2])
+        assert session.run(x + 1.0, {x: FED[kind](framework)}).tolist() == [2, 3]
+        assert session.run(tf.constant(FED[kind](framework), tf.float32)).tolist() == [1, 2]
+
+
+def test_feeds_that_would_lose_something_are_refused(framework: Any) -> None:
+    torch = framework("torch")
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.float32, [2])
+        for value, advice in (
+            (np.ma.masked_array([1.0, 2.0], [0, 1]), "mask"),
+            (torch.ones(2, requires_grad=True), "detach"),
+            (torch.ones(2).to_sparse(), "to_dense"),
+        ):
+            with pytest.raises(DLBridgeError, match=advice):
+                session.run(x, {x: value})
