@@ -294,7 +294,7 @@ def test_a_rule_with_a_process_of_its_own_runs_beside_the_others(
 ) -> None:
     """As many processes at once as there are processors; a peer takes seconds to import."""
     alone = next(each.id for each in rules("producer") if each.alone)
-    only = ["producer.device_pair", "producer.flags_known", alone]
+    only = ["producer.device_pair", "producer.device_known", alone]
     most = [0]
     listen = conformance._Run._listen
 

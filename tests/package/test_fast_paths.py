@@ -198,19 +198,20 @@ class Exporter:
 
     def __init__(self) -> None:
         self.array = numpy_array()
+        self.tensor = dlbridge.from_dlpack(self.array)  # NumPy 1 knows no max_version
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None) -> Any:
-        return self.array.__dlpack__(max_version=max_version)
+        return self.tensor.__dlpack__(max_version=max_version)
 
 
 class OldExporter(Exporter):
     """The same before DLPack 1.0."""
 
     def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
-        return self.array.__dlpack__()
+        return self.tensor.__dlpack__()
 
 
 @pytest.mark.parametrize("make", [Exporter, OldExporter])
