@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -278,7 +279,7 @@ def test_a_module_may_be_loaded_during_a_capture(machine, mode):
 
 
 def test_each_thread_works_on_its_own_stream(machine, add_one):
-    x, results = new(machine), {}
+    x, results, waits, all_done = new(machine), {}, [], threading.Barrier(4)
 
     def work(number: int) -> None:
         with cuda.stream(PER_THREAD if number % 2 else streams[number]):
@@ -286,6 +287,8 @@ def test_each_thread_works_on_its_own_stream(machine, add_one):
             for _ in range(20):
                 y = add_one(y)
             results[number] = y
+        waits.append(machine.host_synchronisations)
+        all_done.wait(60)
 
     streams = [machine.stream() for _ in range(4)]
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -293,9 +296,54 @@ def test_each_thread_works_on_its_own_stream(machine, add_one):
         thread.start()
     for thread in threads:
         thread.join()
-    assert machine.host_synchronisations == 0
+    assert waits == [0] * 4
     for number in range(4):
         assert set(read(machine, results[number])) == {20}
+
+
+def end_threads(machine, add_one, count: int) -> list[bool]:
+    """Run threads with slow work on their default streams; return whether all was over."""
+    x, is_through = new(machine), []
+
+    def work() -> None:
+        with cuda.stream(PER_THREAD):
+            for _ in range(20):
+                y = add_one(x)
+                machine.launch(PER_THREAD, reads=[(y.data_ptr, 64)], slow=True)
+                del y
+        is_through.append(machine.is_through(PER_THREAD))
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+        wait_for_the_end_of(thread)
+    return is_through
+
+
+def test_a_thread_waits_at_its_end_for_its_default_stream(fake_machine):
+    add_one = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::add_one_in_threads(x: f32[n]) -> f32[n]",
+        abi=ADD_ONE, **ELEMENTWISE,
+    )  # fmt: skip
+    assert end_threads(fake_machine, add_one, 1) == [False]
+    assert fake_machine.host_synchronisations == 1
+
+
+def test_all_work_ends_after_threads_that_used_their_default_streams(machine, add_one):
+    """Drivers wait for ever once memory was freed in order after work on a stream that ended."""
+    for _ in range(20):
+        end_threads(machine, add_one, 4)
+        machine.synchronise()
+
+
+def wait_for_the_end_of(thread: threading.Thread) -> None:
+    """Wait until the system has no such thread: `join` returns a little before."""
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/self/task/{thread.native_id}").exists():
+        assert time.monotonic() < deadline, "the thread does not end"
+        time.sleep(0.001)
 
 
 def test_a_kernel_on_one_stream_needs_no_other_call_of_the_driver(fake_machine):

@@ -122,6 +122,9 @@ dlb_stream dlb_cuda_side_stream(int32_t device, dlb_cuda_side side);
 uint64_t dlb_cuda_synchronisations(int32_t device);
 void dlb_cuda_synchronised(int32_t device);
 
+/* Wait for the default streams of this thread, which is about to end. */
+void dlb_cuda_finish_thread(void);
+
 /* The stream of this thread for calls that name none; at first the legacy default one.
  * Returns the previous one. */
 dlb_stream dlb_cuda_current_stream(int32_t device);

@@ -371,6 +371,31 @@ void dlb_cuda_unrelax(int mode) {
     dlb_cuda_get()->cuThreadExchangeStreamCaptureMode(&mode);
 }
 
+/* ---- the end of a thread ---- */
+
+/* What is being captured cannot be waited for, and runs on another stream later. */
+static void finish_default_stream(int32_t device) {
+    dlb_cuda_scope scope;
+    uint64_t captured;
+    if (dlb_cuda_enter(device, &scope) < 0)
+        return;
+    CUstream own = (CUstream)DLB_STREAM_PER_THREAD;
+    int mode = dlb_cuda_relax();
+    if (dlb_cuda_capture(DLB_STREAM_PER_THREAD, &captured) == 0 && captured == 0 &&
+        dlb_cuda_get()->cuStreamQuery(own) == CUDA_ERROR_NOT_READY) {
+        dlb_cuda_synchronised(device);
+        dlb_cuda_get()->cuStreamSynchronize(own);
+    }
+    dlb_cuda_unrelax(mode);
+    dlb_cuda_leave(&scope);
+}
+
+void dlb_cuda_finish_thread(void) {
+    for (int32_t i = 0; i < DLB_MAX_DEVICES && dlb_cuda_get() != NULL; i++)
+        if (atomic_load(&devices[i].context) != NULL)
+            finish_default_stream(i);
+}
+
 /* ---- spare events, streams of our own ---- */
 
 CUevent dlb_cuda_spare_event(int32_t device) {

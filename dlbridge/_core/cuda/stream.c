@@ -16,8 +16,35 @@ static uintptr_t own_number(void) {
     return number;
 }
 
+/* A thread's default stream ends with it. Drivers (580, CUDA 13.0) never come to the
+ * end of a later synchronisation if memory is then still to be allocated or freed in
+ * stream order after work on it, be it on another stream that waits for this one: so a
+ * thread whose stream was used here waits for it at its end. C++ ends thread-local
+ * objects, of which this counts as one, before the driver ends the stream. */
+#ifdef __GLIBC__
+extern int __cxa_thread_atexit_impl(void (*end)(void *), void *object, void *library);
+extern void *__dso_handle;
+
+static void end_thread(void *object) {
+    (void)object;
+    dlb_cuda_finish_thread();
+}
+
+static void watch_thread(void) {
+    static _Thread_local bool is_watched;
+    if (!is_watched)
+        is_watched =
+            __cxa_thread_atexit_impl(end_thread, &is_watched, &__dso_handle) == 0;
+}
+#else /* no driver there */
+static void watch_thread(void) {
+}
+#endif
+
 dlb_stream_id dlb_stream_identify(dlb_stream stream) {
     bool is_own = stream == DLB_STREAM_PER_THREAD;
+    if (is_own)
+        watch_thread();
     return (dlb_stream_id){stream, is_own ? own_number() : 0, 0};
 }
 
