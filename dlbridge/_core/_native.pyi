@@ -209,11 +209,16 @@ class Converter(Generic[_Array]):
         own_type: type | None = None,
         /,
         *extra: object,
+        streams: Callable[[int], tuple[Any, ...] | None] | None = None,
     ) -> None:
         """Open the C path. kind "table": consumer is a `dlpack_exchange_api` capsule; "capsule":
         consumer(legacy_capsule, *extra); "placed": the same, where the consumer has several CPU
-        devices, so that `device=` is for Python unless it is "cpu"; "numpy": the NumPy C API;
-        "tensor": a Tensor. Objects of exactly `own_type` are returned as they are."""
+        devices, so that `device=` is for Python unless it is "cpu"; "object": consumer(Tensor,
+        *extra), which asks it with a stream; "numpy": the NumPy C API; "tensor": a Tensor.
+        Objects of exactly `own_type` are returned as they are. `streams(device)` is asked before
+        CUDA memory goes to a consumer that Python calls: (stream, worker, *extra), the stream to
+        make it ready for, the one that the consumer's kernels use, and what replaces `extra`; ()
+        for "object"; None leaves this tensor to Python."""
     def close(self) -> None: ...
 
 @final

@@ -132,7 +132,7 @@ class Mlx(Framework):
 
     def classify(self, cls: type) -> tuple[str, object] | None:
         export = getattr(cls, "__dlpack__", None)
-        return None if export is None else ("capsule", (export, None, None, -1, 0))
+        return None if export is None else ("capsule", (export, None, None, -1, 0, None))
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Evaluate the array and take its memory; inside a transformation it has none."""

@@ -113,7 +113,7 @@ class PyArrow(Framework):
         if "max_version" not in signature(export).parameters:
             return None
         versioned = partial(export, max_version=protocol.VERSION)
-        return "capsule", (versioned, "null_count", 0, -1, READ_ONLY)
+        return "capsule", (versioned, "null_count", 0, -1, READ_ONLY, None)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take the memory, marked read-only unless Arrow calls it mutable."""

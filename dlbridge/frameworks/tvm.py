@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from dlbridge import device, dtype
@@ -126,7 +127,17 @@ class Tvm(Framework):
         own: Any = self.import_module().Tensor
         if export is own.__dlpack__ and hasattr(own, "_to_dlpack"):
             export = own._to_dlpack  # what it calls without arguments
-        return None if export is None else ("capsule", (export, None, None, -1, 0))
+        if export is None:
+            return None
+        return "capsule", (export, None, None, -1, 0, partial(self._lend, export))
+
+    def _lend(self, export: Any, x: Any) -> tuple[object, int, int, None] | None:
+        """Return what the C path takes of a tensor in CUDA memory, and its stream."""
+        device = x.__dlpack_device__()
+        if not ordering.has_streams(device):
+            return None
+        stream = self.stream(device[1])
+        return export(x), stream, stream, None
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor by a legacy capsule: tvm_ffi knows no flag that it could lose."""
@@ -143,8 +154,11 @@ class Tvm(Framework):
 
     def stream(self, device: int) -> int:
         """Return the stream of tvm_ffi's environment on a CUDA device."""
-        tvm_ffi = self.import_module()
-        return tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", device)) or LEGACY
+        return self.import_module().get_raw_stream(_cuda(device)) or LEGACY
+
+    def _streams(self, device: int) -> tuple[int, int]:
+        stream = self.stream(device)
+        return stream, stream
 
     def limits(self) -> native.Limits:
         return _STRICT if "tvm" in sys.modules else _LOOSE
@@ -165,7 +179,8 @@ class Tvm(Framework):
         if table is not None:
             converter.activate("table", limits, table, _OWN[0])
         else:
-            converter.activate("capsule", limits, self.import_module().from_dlpack, _OWN[0])
+            into = self.import_module().from_dlpack
+            converter.activate("capsule", limits, into, _OWN[0], streams=self._streams)
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "tvm_ffi.from_dlpack"
@@ -189,6 +204,12 @@ class Tvm(Framework):
 
     def make_device(self, kind: str, number: int) -> Any:
         return self.import_module("Device.to").device(int(device.DeviceType[kind]), number)
+
+
+@cache
+def _cuda(device: int) -> Any:
+    """Return tvm_ffi's name of a CUDA device."""
+    return ADAPTER.import_module().device("cuda", device)
 
 
 _PROVED = ("0.1.15",)  # releases of tvm_ffi

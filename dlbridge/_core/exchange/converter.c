@@ -169,6 +169,7 @@ typedef enum {
     TO_PLACED,  /* takes a capsule; there are several CPU devices */
     TO_ARRAY,   /* takes a NumPy array */
     TO_COPYING, /* takes a capsule, and copies */
+    TO_OBJECT,  /* takes a Tensor, and asks it with its own stream */
     KINDS,
 } give_kind;
 
@@ -180,7 +181,8 @@ typedef struct route {
     PyTypeObject *own_type; /* its objects are returned as they are */
     PyObject *consumer;
     const DLPackExchangeAPI *table;
-    PyObject *extra; /* tuple: further arguments of the consumer */
+    PyObject *extra;   /* tuple: further arguments of the consumer */
+    PyObject *streams; /* see `give_in_order`; or NULL */
     struct route *before;
 } route;
 
@@ -228,19 +230,28 @@ static PyObject *make_argument(dlb_view *view, const route *along) {
                                    : dlb_capsule_of_view(view, false, 0);
 }
 
-/* Steals the argument. */
-static PyObject *call_consumer(const route *along, PyObject *argument) {
-    PyObject *arguments[8];
+enum { MAX_EXTRA = 7 };
+
+/* Call the consumer with the argument, which this takes, and those in the tuple `extra`
+ * from `first` on. */
+static PyObject *call_with(const route *along, PyObject *argument, PyObject *extra,
+                           Py_ssize_t first) {
+    PyObject *arguments[1 + MAX_EXTRA];
     if (argument == NULL)
         return NULL;
-    Py_ssize_t count = PyTuple_GET_SIZE(along->extra);
+    Py_ssize_t count = PyTuple_GET_SIZE(extra) - first;
     arguments[0] = argument;
     for (Py_ssize_t i = 0; i < count; i++)
-        arguments[i + 1] = PyTuple_GET_ITEM(along->extra, i);
+        arguments[i + 1] = PyTuple_GET_ITEM(extra, first + i);
     PyObject *result =
         PyObject_Vectorcall(along->consumer, arguments, (size_t)count + 1, NULL);
     Py_DECREF(argument);
     return result;
+}
+
+/* Takes the argument. */
+static PyObject *call_consumer(const route *along, PyObject *argument) {
+    return call_with(along, argument, along->extra, 0);
 }
 
 static PyObject *give(dlb_view *view, const route *along) {
@@ -256,6 +267,8 @@ static PyObject *give(dlb_view *view, const route *along) {
     case TO_ARRAY:
     case TO_COPYING:
         return call_consumer(along, make_argument(view, along));
+    case TO_OBJECT:
+        return call_consumer(along, dlb_tensor_new(dlb.tensor_type, view));
     case CLOSED:
     case KINDS:
         break;
@@ -276,6 +289,45 @@ static bool is_argument(const route *along, PyObject *x, const dlb_view *view) {
 /* A consumer of capsules says in Python only which stream it works on. */
 static bool needs_stream(const route *along, const dlb_view *view) {
     return along->kind >= TO_CAPSULE && view->buffer->access != NULL;
+}
+
+/* Takes the view. The answer is (stream, worker, *arguments): the streams of
+ * `dlb_lend_to_worker`, and what follows the capsule in the call of the consumer. */
+static PyObject *give_lent(dlb_view *view, const route *along, PyObject *answer) {
+    Py_ssize_t count = PyTuple_Check(answer) ? PyTuple_GET_SIZE(answer) : 0;
+    dlb_stream to = 0, worker = 0;
+    if (count >= 2 && count <= 2 + MAX_EXTRA) {
+        to = (dlb_stream)PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(answer, 0));
+        worker = (dlb_stream)PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(answer, 1));
+    } else
+        PyErr_SetString(PyExc_TypeError, "streams must return (stream, worker, ...)");
+    if (PyErr_Occurred() || dlb_lend_to_worker(view, to, worker, "convert") < 0) {
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
+    return call_with(along, dlb_capsule_of_view(view, false, 0), answer, 2);
+}
+
+/* Give memory of a CUDA device to a consumer that says by `streams(device)` which
+ * stream it works on, or that it asks itself, by an empty tuple. DLB_DECLINED, and the
+ * view is still the caller's: Python decides. */
+static int give_in_order(dlb_view *view, const route *along, PyObject **result) {
+    DLDeviceType type = view->dl.device.device_type;
+    if (along->streams == NULL || (type != kDLCUDA && type != kDLCUDAManaged) ||
+        dlb_element_count(&view->dl) == 0 || find_refusal(along, view) != NULL)
+        return DLB_DECLINED;
+    PyObject *answer =
+        PyObject_CallFunction(along->streams, "i", (int)view->dl.device.device_id);
+    if (answer == NULL) {
+        dlb_buffer_drop(view->buffer);
+        return -1;
+    }
+    int status = answer == Py_None ? DLB_DECLINED : 0;
+    if (status == 0)
+        *result = along->kind == TO_OBJECT ? give(view, along)
+                                           : give_lent(view, along, answer);
+    Py_DECREF(answer);
+    return status == 0 && *result == NULL ? -1 : status;
 }
 
 /* ---- policies ---- */
@@ -464,12 +516,21 @@ static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
         return NULL;
     const uint64_t flags =
         view.flags; /* `choose` shares what is read-only without it */
-    int copies = needs_stream(along, &view) ? -1 : choose(along, with, &view);
+    PyObject *result = NULL;
+    if (needs_stream(along, &view)) {
+        int status =
+            with->is_default ? give_in_order(&view, along, &result) : DLB_DECLINED;
+        if (status == DLB_DECLINED)
+            dlb_buffer_drop(view.buffer);
+        else if (status < 0)
+            dlb_clear_error(); /* as below */
+        return result;
+    }
+    int copies = choose(along, with, &view);
     if (copies < 0) {
         dlb_buffer_drop(view.buffer);
         return NULL;
     }
-    PyObject *result;
     if (copies)
         result = give_copy(&view, along);
     else if (view.flags == flags && is_argument(along, x, &view)) {
@@ -547,10 +608,13 @@ static PyObject *give_slowly(const converter *self, dlb_view *view) {
 
 PyObject *dlb_converter_give(PyObject *object, dlb_view *view) {
     const route *along = route_of((converter *)object);
-    if (along->kind != CLOSED && find_refusal(along, view) == NULL &&
-        !needs_stream(along, view))
+    PyObject *result = NULL;
+    if (along->kind == CLOSED || find_refusal(along, view) != NULL)
+        return give_slowly((converter *)object, view);
+    if (!needs_stream(along, view))
         return give(view, along);
-    return give_slowly((converter *)object, view);
+    int status = give_in_order(view, along, &result);
+    return status == DLB_DECLINED ? give_slowly((converter *)object, view) : result;
 }
 
 /* ---- the type ---- */
@@ -574,13 +638,29 @@ static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     return (PyObject *)self;
 }
 
-/* activate(kind, limits, consumer=None, own_type=None, *extra) */
-static PyObject *converter_activate(PyObject *object, PyObject *args) {
-    static const char *const kinds[] = {"closed",  "tensor", "numpy", "table",
-                                        "capsule", "placed", "array", "copying"};
+/* The keyword `streams`; NULL: it is not there, or None. False with an exception. */
+static bool read_streams(PyObject *kwargs, PyObject **streams) {
+    *streams = kwargs ? PyDict_GetItemString(kwargs, "streams") : NULL;
+    if (kwargs == NULL || (PyDict_GET_SIZE(kwargs) == 1 && *streams != NULL)) {
+        if (*streams == Py_None)
+            *streams = NULL;
+        return true;
+    }
+    PyErr_SetString(PyExc_TypeError, "activate: the only keyword is streams");
+    return false;
+}
+
+/* activate(kind, limits, consumer=None, own_type=None, *extra, streams=None) */
+static PyObject *converter_activate(PyObject *object, PyObject *args,
+                                    PyObject *kwargs) {
+    static const char *const kinds[] = {"closed", "tensor",  "numpy",
+                                        "table",  "capsule", "placed",
+                                        "array",  "copying", "object"};
     converter *self = (converter *)object;
     Py_ssize_t count = PyTuple_GET_SIZE(args);
-    PyObject *kind, *limits, *consumer = Py_None, *own_type = Py_None, *extra;
+    PyObject *kind, *limits, *consumer = Py_None, *own_type = Py_None, *extra, *streams;
+    if (!read_streams(kwargs, &streams))
+        return NULL;
     PyObject *fixed = PyTuple_GetSlice(args, 0, count < 4 ? count : 4);
     int parsed =
         fixed && PyArg_ParseTuple(fixed, "UO!|OO:activate", &kind, &dlb_LimitsType,
@@ -595,7 +675,7 @@ static PyObject *converter_activate(PyObject *object, PyObject *args) {
     const DLPackExchangeAPI *table = NULL;
     if (index == TO_TABLE)
         table = dlb_parse_table(consumer);
-    if (index == KINDS || PyTuple_GET_SIZE(extra) > 7 ||
+    if (index == KINDS || PyTuple_GET_SIZE(extra) > MAX_EXTRA ||
         (index == TO_TABLE && table == NULL)) {
         Py_DECREF(extra);
         if (!PyErr_Occurred())
@@ -616,6 +696,7 @@ static PyObject *converter_activate(PyObject *object, PyObject *args) {
         .own_type = own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type),
         .consumer = Py_NewRef(consumer),
         .extra = extra,
+        .streams = Py_XNewRef(streams),
     };
     DLB_BEGIN_EXCLUSIVE(object);
     made->before = self->routes;
@@ -667,6 +748,7 @@ static void converter_dealloc(PyObject *object) {
         Py_XDECREF(last->own_type);
         Py_DECREF(last->consumer);
         Py_DECREF(last->extra);
+        Py_XDECREF(last->streams);
         PyMem_Free(last);
     }
     Py_TYPE(object)->tp_free(object);
@@ -687,9 +769,10 @@ static PyGetSetDef converter_attributes[] = {
 
 static PyMethodDef converter_methods[] = {
     {"__reduce__", converter_reduce, METH_NOARGS, "Pickle by name."},
-    {"activate", converter_activate, METH_VARARGS,
+    {"activate", (PyCFunction)(void (*)(void))converter_activate,
+     METH_VARARGS | METH_KEYWORDS,
      "activate($self, kind, limits, consumer=None, own_type=None, /, "
-     "*extra)\n--\n\nOpen the C path."},
+     "*extra, streams=None)\n--\n\nOpen the C path."},
     {"close", converter_close, METH_NOARGS,
      "close($self, /)\n--\n\nClose the C path: everything goes through Python."},
     {NULL, NULL, 0, NULL},

@@ -14,6 +14,7 @@ typedef enum {
     TABLE,
     CAPSULE,
     BUFFER,
+    STREAMED,
     DLPACK, /* has only __dlpack__ */
 } take_kind;
 
@@ -79,8 +80,9 @@ static void keep(const entry_t *made) {
 }
 
 static int parse_kind(PyObject *name, take_kind *kind) {
-    static const char *const names[] = {"slow",  "tensor",  "numpy",  "torch", "jax",
-                                        "table", "capsule", "buffer", "dlpack"};
+    static const char *const names[] = {"slow",     "tensor", "numpy",   "torch",
+                                        "jax",      "table",  "capsule", "buffer",
+                                        "streamed", "dlpack"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (PyUnicode_Check(name) &&
             PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
@@ -113,11 +115,11 @@ static int parse_answer(PyObject *answer, entry_t *made) {
     }
     if (made->kind == CAPSULE)
         return expect_payload(
-            made->payload, 5,
-            "a capsule needs (function, guard, accepted, declined_code, flags)");
+            made->payload, 6,
+            "a capsule needs (function, guard, accepted, declined_code, flags, lend)");
     if (made->kind == JAX)
-        return expect_payload(made->payload, 4,
-                              "jax needs (guard, accepted, view_method, dtypes)");
+        return expect_payload(made->payload, 5,
+                              "jax needs (guard, accepted, view_method, dtypes, lend)");
     return 0;
 }
 
@@ -245,7 +247,60 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
     return status;
 }
 
-/* The payload of a function is (function, guard, accepted, declined_code, flags). The
+/* ---- memory with streams ---- */
+
+/* Whether the driver knows the memory where the producer says that it is, and the host
+ * has nothing to wait for. The Python path says what is wrong. */
+static bool is_where_said(const dlb_view *view) {
+    DLDevice said = view->dl.device, found;
+    if (view->buffer->access == NULL || said.device_type == kDLCUDAHost)
+        return false;
+    if (dlb_element_count(&view->dl) == 0 || dlb_cuda_open(NULL) == NULL)
+        return true;
+    return dlb_cuda_locate(view->dl.data, said.device_id, &found) == 1 &&
+           (found.device_type == kDLCUDAManaged ||
+            (found.device_type == said.device_type &&
+             found.device_id == said.device_id));
+}
+
+static int keep_stream(dlb_view *view, PyObject *stream) {
+    if (stream == Py_None)
+        return 0;
+    dlb_buffer *kept = dlb_buffer_of_object(stream);
+    if (kept == NULL)
+        return -1;
+    dlb_access_keep(view->buffer->access, kept);
+    return 0;
+}
+
+/* `lend` returns (capsule, ready, owner, kept), or None where the Python path decides:
+ * the stream for which the memory is ready, and the one on which its producer uses it
+ * again, -1 for none that is known, both as in __dlpack__; what keeps the stream alive,
+ * or None. */
+static int take_by_lending(PyObject *x, PyObject *lend, dlb_view *view) {
+    PyObject *capsule, *kept, *answer = PyObject_CallOneArg(lend, x);
+    long long ready, owner;
+    if (answer == NULL || answer == Py_None) {
+        Py_XDECREF(answer);
+        return answer == NULL ? -1 : DLB_DECLINED;
+    }
+    int status = -1;
+    if (PyArg_ParseTuple(answer, "OLLO:lend", &capsule, &ready, &owner, &kept))
+        status = dlb_take_capsule(capsule, view, "from_dlpack");
+    if (status == 0) {
+        status = is_where_said(view) ? keep_stream(view, kept) : DLB_DECLINED;
+        if (status == 0)
+            dlb_access_set_streams(view->buffer->access, (dlb_stream)ready,
+                                   (dlb_stream)owner);
+        else
+            dlb_buffer_drop(view->buffer);
+    }
+    Py_DECREF(answer);
+    return status;
+}
+
+/* The payload of a function is (function, guard, accepted, declined_code, flags, lend);
+ * with `lend`, not None, it is `take_by_lending` that takes what has streams. The
  * function itself looks at nothing, so the guard does: the attribute of that name must
  * be of exactly the type `accepted`, or equal to it where it is an integer, or, where
  * it is a frozenset, the method of that name must return a member of it; for a pair of
@@ -293,13 +348,13 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
     Py_DECREF(capsule);
     if (status < 0)
         return PyErr_Occurred() ? -1 : DLB_DECLINED;
-    /* Python asks again, with a stream. */
-    bool is_declined =
-        view->buffer->access != NULL ||
-        view->dl.dtype.code == PyLong_AsLong(PyTuple_GET_ITEM(payload, 3));
-    if (is_declined) {
+    bool has_streams = view->buffer->access != NULL; /* asked again, with a stream */
+    PyObject *lend = PyTuple_GET_ITEM(payload, 5);
+    if (has_streams ||
+        view->dl.dtype.code == PyLong_AsLong(PyTuple_GET_ITEM(payload, 3))) {
         dlb_buffer_drop(view->buffer);
-        return DLB_DECLINED;
+        return has_streams && lend != Py_None ? take_by_lending(x, lend, view)
+                                              : DLB_DECLINED;
     }
     view->flags |= PyLong_AsUnsignedLong(PyTuple_GET_ITEM(payload, 4));
     return 0;
@@ -532,7 +587,7 @@ static int take_jax_buffer(PyObject *x, dlb_view *view) {
 
 /* `dtypes` has (code, bits, lanes) of each dtype that has no buffer format, or None
  * where the Python path decides; only an Array on one of the accepted devices has
- * memory that the host may read. */
+ * memory that the host may read, others are lent. */
 static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
     static PyObject *dtype_name;
     if (dtype_name == NULL &&
@@ -540,8 +595,10 @@ static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
         return -1;
     int passes =
         passes_guard(x, PyTuple_GET_ITEM(payload, 0), PyTuple_GET_ITEM(payload, 1));
-    if (passes <= 0)
-        return passes < 0 ? -1 : DLB_DECLINED;
+    if (passes < 0)
+        return -1;
+    if (!passes)
+        return take_by_lending(x, PyTuple_GET_ITEM(payload, 4), view);
     PyObject *descr = PyObject_GetAttr(x, dtype_name);
     PyObject *dtype =
         descr ? PyDict_GetItemWithError(PyTuple_GET_ITEM(payload, 3), descr) : NULL;
@@ -671,6 +728,12 @@ static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
             Py_NewRef(entry->payload); /* the slot may change under Python code */
         int status = take_by_function(x, payload, view);
         Py_DECREF(payload);
+        return status;
+    }
+    case STREAMED: {
+        PyObject *lend = Py_NewRef(entry->payload);
+        int status = take_by_lending(x, lend, view);
+        Py_DECREF(lend);
         return status;
     }
     case BUFFER:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.cuda.driver import NONE, PER_THREAD, as_stream, stream_of_cupy
+from dlbridge.cuda.driver import LEGACY, NONE, PER_THREAD, as_stream, stream_of_cupy
 from dlbridge.device import HOST_TYPES
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
@@ -82,6 +82,9 @@ class CuPy(Framework):
         kind: type = self.import_module().ndarray
         return kind
 
+    def classify(self, cls: type) -> tuple[str, object] | None:
+        return ("streamed", _lend) if cls is self.array_type() else None
+
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take the device memory, or with device="cpu" a copy of it made by CuPy.
 
@@ -104,7 +107,14 @@ class CuPy(Framework):
         return as_stream(self.import_module().cuda.get_current_stream(device))
 
     def limits(self) -> native.Limits:
-        return _limits(_own_devices(self.import_module()))
+        return _limits((*_own_devices(self.import_module()), *HOST_TYPES))
+
+    def start(self, converter: native.Converter) -> None:
+        """Open the C path for memory that is shared; that of the host is copied by `give`."""
+        cupy = self.import_module()
+        if cupy.cuda.is_available():
+            limits, kind = _limits(_own_devices(cupy)), self.array_type()
+            converter.activate("object", limits, cupy.from_dlpack, kind, streams=_keeps_itself)
 
     def refusal(self, tensor: native.TensorBase) -> str | None:
         """Return the reason against `tensor`; of host memory a copy is made, so it is protected."""
@@ -189,9 +199,22 @@ def _exporter(
     return ordering.Exporter(tensor, policy, context, kept=policy.kept or _kept(current))
 
 
+def _lend(x: Any) -> tuple[object, int, int, Any]:
+    """Return what the C path takes of an array: see `CuPy.take`."""
+    current = sys.modules["cupy"].cuda.get_current_stream(x.device.id)
+    stream = int(current.ptr) or LEGACY
+    capsule = x.__dlpack__(stream=NONE, max_version=protocol.VERSION)
+    return capsule, stream, stream, _kept(current)
+
+
+def _keeps_itself(device: int) -> tuple[()] | None:
+    """Return () where nothing has to keep CuPy's current stream on a device, else None."""
+    return () if _kept(sys.modules["cupy"].cuda.get_current_stream(device)) is None else None
+
+
 @cache
-def _limits(own: tuple[int, ...]) -> native.Limits:
-    return native.Limits("cupy", dtypes=_DTYPES, devices=[*own, *HOST_TYPES], max_ndim=64)
+def _limits(devices: tuple[int, ...]) -> native.Limits:
+    return native.Limits("cupy", dtypes=_DTYPES, devices=devices, max_ndim=64)
 
 
 def _own_devices(cupy: Any) -> tuple[int, ...]:

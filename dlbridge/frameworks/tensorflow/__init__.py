@@ -167,7 +167,7 @@ class TensorFlow(Framework):
         export = _export_function()
         if export is None or cls is not self.array_type():
             return None
-        return "capsule", (export, "_datatype_enum", _EXPORTED_NUMBERS, -1, 0)
+        return "capsule", (export, "_datatype_enum", _EXPORTED_NUMBERS, -1, 0, None)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an eager tensor; of a variable, its value now."""

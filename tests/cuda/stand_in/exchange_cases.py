@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import weakref
 from typing import Any
 
 import cupy
@@ -138,3 +140,47 @@ def test_it_is_told_a_stream_as_it_wants_to_be(machine: Any) -> None:
                 assert np.asarray(double(x).to("cpu")).tolist() == [4, 4, 4]
     finally:
         dlbridge.set_allocator("cuda", None)
+
+
+# ---- the C path ----------------------------------------------------------------------------------
+
+
+def python_path(call: Any) -> list[str]:
+    """Return the functions of dlbridge/exchange that a call enters, once it is warm."""
+    call()
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and "dlbridge/exchange/" in frame.f_code.co_filename:
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def test_exchanges_stay_in_c(machine: Any) -> None:
+    x = cupy.asarray([1.0, 2.0, 3.0])
+    tensor = dlbridge.from_dlpack(x)
+    assert python_path(lambda: dlbridge.from_dlpack(x)) == []
+    assert python_path(lambda: dlbridge.to_cupy(tensor)) == []
+    assert dlbridge.to_cupy(x) is x
+    assert dlbridge.to_cupy(tensor).data.ptr == x.data.ptr
+
+
+def test_a_stream_that_may_end_is_kept_by_what_was_lent(machine: Any) -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x = cupy.asarray([1.0, 2.0, 3.0])
+        tensor = dlbridge.from_dlpack(x)
+        y = dlbridge.to_cupy(tensor)
+    alive = weakref.ref(stream)
+    del stream, x
+    gc.collect()
+    assert alive() is not None
+    del tensor, y
+    gc.collect()
+    assert alive() is None
