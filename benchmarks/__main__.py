@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import cuda, distributed, exchange, graph, kernels, matrix, ordinary
+from benchmarks import cuda, distributed, exchange, graph, kernels, matrix, ordinary, stream
 from dlbridge.files import write_file
 
 BENCHMARKS = {
@@ -17,6 +17,7 @@ BENCHMARKS = {
     "kernels": kernels.run,
     "matrix": matrix.run,
     "ordinary": ordinary.run,
+    "stream": stream.run,
 }
 
 

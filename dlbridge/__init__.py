@@ -61,6 +61,7 @@ from dlbridge.errors import (
 )
 from dlbridge.exchange.context import Receipt, receipts
 from dlbridge.exchange.exchange import as_tensor, asarray, explain, to_dlpack
+from dlbridge.exchange.stream import Stream, StreamReport, stream
 from dlbridge.exchange.trees import convert_tree
 from dlbridge.frameworks import conversions as _conversions
 from dlbridge.frameworks.conversions import *  # noqa: F403  (has `__all__`)
@@ -128,6 +129,8 @@ __all__ = [
     "Library",
     "Receipt",
     "Schema",
+    "Stream",
+    "StreamReport",
     "Tensor",
     "TensorBuffer",
     "TensorShape",
@@ -190,6 +193,7 @@ __all__ = [
     "register_framework",
     "set_aligned_numpy",
     "set_allocator",
+    "stream",
     "to_dlpack",
     "trim",
     "uint16",

@@ -182,6 +182,13 @@ def synchronize(device: object = "cuda") -> None:
 LEGACY, PER_THREAD, NONE = 1, 2, -1
 
 
+def wait_for(stream: int, device: int) -> None:
+    """Make the host wait for the work on one stream, by its number as in `__dlpack__`."""
+    with entered(device) as functions:
+        code = functions.cuStreamSynchronize(ffi.cast("CUstream", stream))
+        check("wait_for", code, "cuStreamSynchronize")
+
+
 def as_stream(stream: Any) -> int:
     """Return a CUDA stream as the number that DLPack gives it.
 

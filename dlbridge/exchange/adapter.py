@@ -204,6 +204,10 @@ class Framework:
         """Return a Tensor over `x`, resolved or refused where its memory alone would be wrong."""
         return protocol.take(x, policy, context)
 
+    def gives_new_memory(self, iterable: Any) -> bool:
+        """Return whether each item of a loader of this framework has memory never written again."""
+        return False
+
     def take_key(self, x: Any) -> Key | None:
         """Return what the random key `x` is made of, or None where `x` is none."""
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from operator import index
 from typing import Any, Literal, NoReturn, TypedDict, TypeVar, get_args
 
@@ -358,3 +358,10 @@ def record(receipt: Receipt) -> None:
     """Add `receipt` to every open log of this thread or task."""
     for log in _LOGS.get():
         log.append(receipt)
+
+
+def unrecorded_context() -> Context:
+    """Return a copy of the present context, for another thread, in which no log is open."""
+    made = copy_context()
+    made.run(_LOGS.set, ())
+    return made

@@ -45,6 +45,7 @@ from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import (
     PADDED,
     READ_ONLY,
+    as_array,
     assign,
     check_kept,
     is_masked,
@@ -580,6 +581,8 @@ def _checked_copy(
 
     def copy() -> native.TensorBase:
         host, fresh = on_host(tensor, _call(name)), empty(tensor.shape, dtype)
+        if _copied_integers(host, fresh):
+            return fresh
         try:
             with np.errstate(over="ignore", under="ignore", invalid="ignore"):
                 assign(fresh, host)
@@ -592,6 +595,20 @@ def _checked_copy(
         return fresh
 
     return context.copying("dlbridge", "dtype", copy, lambda: empty(tensor.shape, dtype))
+
+
+_INTEGERS = frozenset((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64))
+
+
+def _copied_integers(host: native.TensorBase, fresh: native.TensorBase) -> bool:
+    """Copy integers to integers; return whether each is what it was, else others say which."""
+    if not _INTEGERS.issuperset((host._dtype_triple, fresh._dtype_triple)):
+        return False
+    given, made = as_array(host), as_array(fresh)
+    np.copyto(made, given, casting="unsafe")
+    # A negative number and the large one of its bits are equal in no mixed comparison of NumPy 1.
+    is_same = (given == made) & ((given < 0) == (made < 0))
+    return bool(is_same.all())
 
 
 def _to_device(

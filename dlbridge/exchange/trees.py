@@ -135,7 +135,7 @@ def is_tree(x: object) -> bool:
     return _is_registered(x) or any(is_of_kind(x) for is_of_kind, _ in _KINDS)
 
 
-def tensors_of(tree: object) -> list[tuple[str, Any]]:
+def tensors_of(tree: object, *, keeps_unknown: bool = False) -> list[tuple[str, Any]]:
     """Return the tensors of a container, each once, with the path to it."""
     found: dict[int, tuple[str, Any]] = {}
 
@@ -143,7 +143,7 @@ def tensors_of(tree: object) -> list[tuple[str, Any]]:
         found.setdefault(id(leaf), (walk.path, leaf))
         return leaf
 
-    walk = _PathWalk(keep, False)
+    walk = _PathWalk(keep, keeps_unknown)
     walk.node(tree, "")
     return list(found.values())
 

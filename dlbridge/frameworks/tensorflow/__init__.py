@@ -203,6 +203,15 @@ class TensorFlow(Framework):
         self.require_order(tensor, x)
         return tensor
 
+    def gives_new_memory(self, iterable: Any) -> bool:
+        """Tell of a dataset, its iterator, and that of NumPy arrays over the same memory."""
+        datasets = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
+        iterators = sys.modules.get("tensorflow.python.data.ops.iterator_ops")
+        if datasets is None or iterators is None:
+            return False
+        kinds = (datasets.DatasetV2, datasets.NumpyIterator, iterators.IteratorBase)
+        return isinstance(iterable, kinds)
+
     def orders_cuda(self) -> bool:
         """Return False: it computes on non-blocking streams, of which its capsules say nothing."""
         return False

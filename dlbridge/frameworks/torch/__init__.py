@@ -193,6 +193,19 @@ class Torch(Framework):
                 raise
             raise protocol.refused(x, error) from error
 
+    def gives_new_memory(self, iterable: Any) -> bool:
+        """Tell of a DataLoader, or its iterator, whether its collate function makes new tensors."""
+        loaders = sys.modules.get("torch.utils.data.dataloader")
+        if loaders is None:
+            return False
+        if type(iterable) is loaders.DataLoader:
+            collate = iterable.collate_fn
+        elif isinstance(iterable, loaders._BaseDataLoaderIter):
+            collate = iterable._collate_fn
+        else:
+            return False
+        return bool(iterable._auto_collation and collate is loaders._utils.collate.default_collate)
+
     def limits(self) -> native.Limits:
         return _limits(self.import_module())
 
