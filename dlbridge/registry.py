@@ -139,6 +139,7 @@ _ALIASES = {
     "pa": "pyarrow",
     "arrow": "pyarrow",
     "paddlepaddle": "paddle",
+    "ort": "onnxruntime",
 }
 
 

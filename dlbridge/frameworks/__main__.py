@@ -20,6 +20,7 @@ TYPES = {
     "mlx": ("mlx.core", "mlx.core.array"),
     "mxnet": ("mxnet", "mxnet.nd.NDArray"),
     "numpy": ("numpy", "numpy.ndarray[Any, Any]"),
+    "onnxruntime": ("onnxruntime", "onnxruntime.OrtValue"),
     "paddle": ("paddle", "paddle.Tensor"),
     "pyarrow": ("pyarrow", "pyarrow.Tensor"),
     "tensorflow": ("tensorflow", "tensorflow.Tensor"),

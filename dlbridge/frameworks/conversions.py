@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import mlx.core
     import mxnet
     import numpy
+    import onnxruntime
     import paddle
     import pyarrow
     import tensorflow
@@ -57,6 +58,10 @@ if TYPE_CHECKING:
     ) -> numpy.ndarray[Any, Any]: ...
     @overload
     def convert(
+        x: object, /, to: Literal["onnxruntime"], **policies: Unpack[Policies]
+    ) -> onnxruntime.OrtValue: ...
+    @overload
+    def convert(
         x: object, /, to: Literal["paddle"], **policies: Unpack[Policies]
     ) -> paddle.Tensor: ...
     @overload
@@ -86,6 +91,7 @@ to_jax: native.Converter[jax.Array]
 to_mlx: native.Converter[mlx.core.array]
 to_mxnet: native.Converter[mxnet.nd.NDArray]
 to_numpy: native.Converter[numpy.ndarray[Any, Any]]
+to_onnxruntime: native.Converter[onnxruntime.OrtValue]
 to_paddle: native.Converter[paddle.Tensor]
 to_pyarrow: native.Converter[pyarrow.Tensor]
 to_tensorflow: native.Converter[tensorflow.Tensor]
@@ -99,6 +105,7 @@ __all__ = [
     "to_mlx",
     "to_mxnet",
     "to_numpy",
+    "to_onnxruntime",
     "to_paddle",
     "to_pyarrow",
     "to_tensorflow",

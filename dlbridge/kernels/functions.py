@@ -22,6 +22,7 @@ to_jax_func: ToFunc
 to_mlx_func: ToFunc
 to_mxnet_func: ToFunc
 to_numpy_func: ToFunc
+to_onnxruntime_func: ToFunc
 to_paddle_func: ToFunc
 to_pyarrow_func: ToFunc
 to_pytorch_func: ToFunc
@@ -36,6 +37,7 @@ __all__ = [
     "to_mlx_func",
     "to_mxnet_func",
     "to_numpy_func",
+    "to_onnxruntime_func",
     "to_paddle_func",
     "to_pyarrow_func",
     "to_pytorch_func",

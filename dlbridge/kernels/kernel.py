@@ -114,6 +114,7 @@ class Kernel(native.KernelBase):
     tvm: Callable[..., Any]
     mlx: Callable[..., Any]
     pyarrow: Callable[..., Any]
+    onnxruntime: Callable[..., Any]
     paddle: Callable[..., Any]
     dpnp: Callable[..., Any]
     cupy: Callable[..., Any]

@@ -27,6 +27,7 @@ HOSTS = {
     "tvm": "tvm_ffi",
     "mlx": "mlx.core",
     "pyarrow": "pyarrow",
+    "onnxruntime": "onnxruntime",
     "paddle": "paddle",
     "mxnet": "mxnet",
 }

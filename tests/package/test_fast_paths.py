@@ -81,6 +81,7 @@ FAST: dict[str, tuple[str, ...]] = {
     "tvm": (*IN, "to", "to of itself"),
     "mlx": (*IN, "to", "to of itself"),
     "pyarrow": (*IN, "to", "to of itself"),
+    "onnxruntime": ("to", "to of itself"),
 }
 ROWS = [(name, call) for name, calls in FAST.items() for call in calls]
 
@@ -103,6 +104,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "tvm": lambda _: dlbridge.to_tvm(aligned()),
     "mlx": lambda mlx: mlx.ones(SIZE),
     "pyarrow": lambda pyarrow: pyarrow.Tensor.from_numpy(numpy_array()),
+    "onnxruntime": lambda ort: ort.OrtValue.from_dlpack(aligned()),
     "paddle": lambda paddle: paddle.ones([SIZE]),
 }
 

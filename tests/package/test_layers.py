@@ -55,7 +55,7 @@ RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 FRAMEWORKS = (
     "cupy", "dpctl", "dpnp", "jax", "jaxlib", "ml_dtypes", "mlx", "mpi4py", "mxnet", "numba",
-    "optree", "paddle", "pyarrow", "tensorflow", "torch", "triton", "tvm", "tvm_ffi",
+    "onnxruntime", "optree", "paddle", "pyarrow", "tensorflow", "torch", "triton", "tvm", "tvm_ffi",
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ DISPLAYED = {
     "mlx": "MLX",
     "paddle": "Paddle",
     "cupy": "CuPy",
+    "onnxruntime": "ONNX Runtime",
     "mxnet": "MXNet",
 }
 

@@ -2,8 +2,8 @@
 
 `check` means a rule that `tests/check/broken.py` has for the library, against which the rules are
 run; `matrix` a `Sign`, by which `tests/check/test_compatibility.py` judges; `doctor` a `Quirk` row,
-shown for the versions in which the defect was seen. The rows of Paddle, dpnp, CuPy and MXNet are
-held by their tests, where these are installed.
+shown for the versions in which the defect was seen. The rows of Paddle, dpnp, CuPy, MXNet and ONNX
+Runtime are held by their tests, where these are installed.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ REPORTED: dict[int, dict[str, str]] = {
         "tensorflow": "asks_for_versions matrix",
         "tvm": "asks_for_versions matrix",
         "mxnet": "",
+        "onnxruntime": "matrix",
     },
     21: {"numpy": ""},
     22: {"numpy": "matrix", "dpnp": "matrix"},
@@ -111,7 +112,15 @@ REPORTED: dict[int, dict[str, str]] = {
     27: {"mlx": "errors_pass", "pyarrow": ""},
     28: {"tvm": "legacy_for_old_versions", "mxnet": ""},
     29: {"mxnet": ""},
-    30: {"tvm": "", "mlx": "matrix", "pyarrow": "matrix", "paddle": "", "dpnp": "", "mxnet": ""},
+    30: {
+        "tvm": "",
+        "mlx": "matrix",
+        "pyarrow": "matrix",
+        "paddle": "",
+        "dpnp": "",
+        "mxnet": "",
+        "onnxruntime": "matrix",
+    },
     31: {"jax": "matrix", "mlx": "memory_is_shared matrix", "dpnp": ""},
     33: {"jax": "capsule_tells_the_device", "paddle": "matrix", "mxnet": ""},
     34: {"pyarrow": "", "paddle": ""},
@@ -125,6 +134,7 @@ REPORTED: dict[int, dict[str, str]] = {
     43: {"torch": ""},
     44: {"jax": ""},
     46: {"torch": ""},
+    47: {"onnxruntime": ""},
 }
 
 # Lines of which nothing is reported.
