@@ -73,7 +73,20 @@ class Adapter(Protocol):
         """Return the framework's device object for its own name of a device type."""
 
 
+class HolderRow(NamedTuple):
+    """A library whose objects hold tensors, but to which nothing is converted.
+
+    Attributes:
+        name: of the source, in receipts.
+        package: the module with its `HOLDER`, by its dotted name.
+    """
+
+    name: str
+    package: str
+
+
 _ROWS: dict[str, Row] = {}
+_HOLDERS: dict[str, HolderRow] = {}  # by top-level module
 _BY_ROOT: dict[str, Row] = {}
 _ADAPTERS: dict[str, Any] = {}
 _LISTENERS: list[Callable[[Row], None]] = []
@@ -199,6 +212,17 @@ def one_of(name: object, known: Iterable[str], call: str, what: str) -> str:
 def row_of_root(root: str) -> Row | None:
     """Return the row of the framework to which a top-level module belongs, or None."""
     return _BY_ROOT.get(root)
+
+
+def register_holder(name: str, package: str, roots: tuple[str, ...]) -> None:
+    """Add a library whose objects hold tensors: the top-level modules of these objects' types."""
+    for root in roots:
+        _HOLDERS[root] = HolderRow(name, package)
+
+
+def holder_of_root(root: str) -> HolderRow | None:
+    """Return the row of the holders of tensors to which a top-level module belongs, or None."""
+    return _HOLDERS.get(root)
 
 
 def adapter(name: str, call: str = "convert") -> Any:

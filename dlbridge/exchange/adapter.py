@@ -124,6 +124,32 @@ class Key(NamedTuple):
     remake: Callable[[Any], Any]
 
 
+class Holder:
+    """A library whose objects hold tensors: a column of a data frame, a variable of a layer.
+
+    Attributes:
+        name: of the source, in receipts.
+    """
+
+    name: str = ""
+
+    def recognises(self, cls: type) -> bool:
+        """Return whether objects of `cls` hold one tensor each; no import happens."""
+        return False
+
+    def held(self, x: Any, policy: Policy, context: ExchangeContext) -> Any:
+        """Return what is exchanged in the place of `x`: an array of NumPy, a tensor of another.
+
+        Raises:
+            ExchangeError: it holds nothing that a tensor can be: nulls, text, several pieces.
+        """
+        raise NotImplementedError
+
+    def columns(self, x: Any) -> list[tuple[str, Any]] | None:
+        """Return the columns of a table by their names, or None where `x` is none."""
+        return None
+
+
 class Framework:
     """One framework's adapter. Subclasses fill in the class attributes and override what differs.
 
@@ -203,6 +229,10 @@ class Framework:
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Return a Tensor over `x`, resolved or refused where its memory alone would be wrong."""
         return protocol.take(x, policy, context)
+
+    def columns(self, x: Any) -> list[tuple[str, Any]] | None:
+        """Return the columns of a table by their names, or None where `x` is none."""
+        return None
 
     def gives_new_memory(self, iterable: Any) -> bool:
         """Return whether each item of a loader of this framework has memory never written again."""
@@ -429,6 +459,35 @@ def _find_adapter(cls: type) -> Framework | Literal[False]:
         if row is not None and adapter(row.name).recognises(base):
             return adapter(row.name)
     return False
+
+
+def holder_of_type(cls: type) -> Holder | None:
+    """Return the library whose objects of `cls`, or of its nearest base, hold one tensor each."""
+    for base in cls.__mro__:
+        found = _holder(protocol.root_module(base))
+        if found is not None and found.recognises(base):
+            return found
+    return None
+
+
+def columns_of(x: object) -> list[tuple[str, Any]] | None:
+    """Return the columns of a table by their names, or None for any other object."""
+    for base in type(x).__mro__:
+        root = protocol.root_module(base)
+        row = registry.row_of_root(root)
+        found = adapter(row.name) if row is not None else _holder(root)
+        columns = None if found is None else found.columns(x)
+        if columns is not None:
+            return columns
+    return None
+
+
+def _holder(root: str) -> Holder | None:
+    row = registry.holder_of_root(root)
+    if row is None:
+        return None
+    found: Holder = registry.load(import_module, row.package).HOLDER
+    return found
 
 
 def mover(*devices: int) -> Framework | None:

@@ -311,7 +311,7 @@ def source_name(x: object) -> str:
     """Return the name of the framework of `x`, or of its type where no adapter knows it."""
     if isinstance(x, Tensor):
         return "dlbridge"
-    found = adapter.adapter_of_type(type(x))
+    found = adapter.adapter_of_type(type(x)) or adapter.holder_of_type(type(x))
     return found.name if found is not None else protocol.describe(x)
 
 
@@ -337,6 +337,9 @@ def _take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase
         tensor: native.TensorBase = x
     else:
         found = adapter.adapter_of_type(type(x))
+        holder = None if found is not None else adapter.holder_of_type(type(x))
+        if holder is not None:
+            return _take(holder.held(x, policy, context), policy, context)
         if found is None:
             tensor = protocol.take(x, policy, context)
         else:

@@ -50,14 +50,15 @@ def root_module(kind: object) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
+_TABLE = "x.to_numpy(), or a table to convert_tree for a dict of its columns"
 # How the tensor inside is had, by the top-level module of the object's type.
 _ACCESSORS = {
     "awkward": "ak.to_numpy(x)",
     "dask": "x.compute()",
     "h5py": "x[:]",
-    "openvino": "x.data viewed as the dtype that x.element_type names",
-    "pandas": "x.to_numpy()",
-    "polars": "x.to_numpy()",
+    "pandas": _TABLE,
+    "polars": _TABLE,
+    "pyarrow": _TABLE,
     "taichi": "x.to_numpy()",
     "xarray": "x.data",
     "zarr": "x[:]",

@@ -68,7 +68,7 @@ def convert_tree(
     attributes of these objects, such as cached properties, are converted as well. A tuple without
     tensors stays as it is. Some have no second object of their class to be rebuilt as: a torch
     module becomes its converted `state_dict()`, any other mapping (a NumPy npz file) a dict, the
-    values and items of a dict a list.
+    values and items of a dict a list, a table of pandas, polars or pyarrow a dict of its columns.
 
     An object that occurs twice in the tree occurs twice in the result: tied weights stay tied.
 
@@ -302,6 +302,15 @@ class _Walk:
             made[key] = self.node(value, f"{path}[{key!r}]")
         return made
 
+    def rebuild_table(self, node: Any, path: str) -> Any:
+        columns = adapter.columns_of(node) or []
+        named = dict(columns)
+        if len(named) < len(columns):
+            names = [name for name, _ in columns]
+            twice = next(name for name in names if names.count(name) > 1)
+            _refuse(node, f"two of its columns are called {twice!r}", path)
+        return self.rebuild_mapping(named, path)
+
     def rebuild_proxy(self, node: Any, path: str) -> Any:
         return MappingProxyType(self.rebuild_mapping(node, path))
 
@@ -414,13 +423,17 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Walk, Any, str], Any]], ..
     (lambda x: isinstance(x, (ValuesView, ItemsView)), _Walk.rebuild_list),
     (lambda x: isinstance(x, slice), _Walk.rebuild_slice),
     (lambda x: isinstance(x, np.ndarray) and x.dtype.kind == "O", _Walk.rebuild_objects),
+    (lambda x: adapter.columns_of(x) is not None, _Walk.rebuild_table),
 )
 
 
 def _is_tensor(node: Any) -> bool:
     if isinstance(node, (np.ndarray, np.generic)):
         return node.dtype.kind not in "USTMmO" and node.dtype.type is not np.void
-    if isinstance(node, native.TensorBase) or adapter.adapter_of_type(type(node)) is not None:
+    kind = type(node)
+    if isinstance(node, native.TensorBase) or adapter.adapter_of_type(kind) is not None:
+        return True
+    if adapter.holder_of_type(kind) is not None:
         return True
     if isinstance(node, (array, memoryview)) or protocol.is_capsule(node):
         return True
@@ -685,7 +698,8 @@ def _is_description(x: object) -> bool:
 
 
 def _is_of_framework(kind: type) -> bool:
-    return registry.row_of_root(protocol.root_module(kind)) is not None
+    root = protocol.root_module(kind)
+    return registry.row_of_root(root) is not None or registry.holder_of_root(root) is not None
 
 
 def _is_function(x: object) -> bool:

@@ -40,6 +40,10 @@ _row("cupy", "CuPy")
 _row("mxnet", "MXNet", "NDArray")
 _row("dlbridge", "dlbridge", "Tensor")
 
+# Whose objects hold tensors, which are taken out of them, and to which nothing is converted.
+for _name in ("pandas", "polars", "keras", "openvino"):
+    registry.register_holder(_name, f"{__name__}.{_name}", (_name,))
+
 
 def names() -> list[str]:
     """Return the names of all frameworks, in the order of the rows; dlbridge itself is none."""

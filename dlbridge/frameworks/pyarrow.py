@@ -12,7 +12,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
-from dlbridge.shape import positive_strides
+from dlbridge.shape import positive_strides, row_major
 from dlbridge.tensor.values import READ_ONLY
 
 _DTYPES = [
@@ -29,7 +29,7 @@ _SPARSE = ("SparseCOOTensor", "SparseCSRMatrix", "SparseCSCMatrix", "SparseCSFTe
 
 
 class PyArrow(Framework):
-    """pyarrow.Array, ChunkedArray (copied when in several pieces), Tensor and Buffer."""
+    """pyarrow.Array, ChunkedArray (copied when in several pieces), Tensor and Buffer; tables."""
 
     name = "pyarrow"
     extra = "pyarrow"
@@ -124,12 +124,20 @@ class PyArrow(Framework):
             raise ExchangeError("sparse", f"from_dlpack: {protocol.describe(x)} is not dense")
         if isinstance(x, pyarrow.ChunkedArray):
             x = _one_chunk(x, policy, context)
+        if isinstance(x, pyarrow.FixedSizeListArray):
+            return _take_lists(x, policy, context)
         if isinstance(x, pyarrow.Array):
             x = _plain_array(x, pyarrow)
         tensor = protocol.take_dlpack(x, policy, context)
         if isinstance(x, pyarrow.Tensor) and x.is_mutable:
             return tensor
         return tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
+
+    def columns(self, x: Any) -> list[tuple[str, Any]] | None:
+        pyarrow = sys.modules.get("pyarrow")
+        if pyarrow is None or not isinstance(x, (pyarrow.Table, pyarrow.RecordBatch)):
+            return None
+        return list(zip(x.schema.names, x.columns, strict=True))
 
     def limits(self) -> native.Limits:
         return _LIMITS
@@ -160,6 +168,8 @@ def _kinds(pyarrow: Any) -> tuple[type, ...]:
 def _one_chunk(x: Any, policy: Policy, context: ExchangeContext) -> Any:
     if x.num_chunks == 1:
         return x.chunk(0)
+    if x.num_chunks == 0:
+        return sys.modules["pyarrow"].array([], x.type)
     if policy.copy is False:
         raise ExchangeError(
             "copy_required",
@@ -170,26 +180,36 @@ def _one_chunk(x: Any, policy: Policy, context: ExchangeContext) -> Any:
     return joined.chunk(0) if hasattr(joined, "num_chunks") else joined
 
 
-def _plain_array(x: Any, pyarrow: Any) -> Any:
-    """Return an array whose memory is its values, or refuse: nulls, bits, text, dates."""
-    holds_tensors = type(x).__name__ == "FixedShapeTensorArray"
-    nulls = x.null_count + (x.storage.flatten().null_count if holds_tensors else 0)
+def _take_lists(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+    """Return lists of one length, and such lists in them, as one more dimension each."""
+    pyarrow, shape = sys.modules["pyarrow"], [len(x)]
+    while isinstance(x, pyarrow.FixedSizeListArray):
+        _refuse_nulls(x, x.null_count)
+        shape.append(x.type.list_size)
+        x = x.flatten()
+    tensor = protocol.take_dlpack(_plain_array(x, pyarrow), policy, context)
+    return tensor._view(tuple(shape), row_major(shape), set_flags=READ_ONLY)
+
+
+def _refuse_nulls(x: Any, nulls: int) -> None:
     if nulls:
         raise ExchangeError(
             "masked",
             f"from_dlpack: {nulls} nulls of the {protocol.describe(x)} would be lost; "
             "pass x.fill_null(value)",
         )
+
+
+def _plain_array(x: Any, pyarrow: Any) -> Any:
+    """Return an array whose memory is its values, or refuse: nulls, bits, text, dates."""
+    holds_tensors = type(x).__name__ == "FixedShapeTensorArray"
+    _refuse_nulls(x, x.null_count + (x.storage.flatten().null_count if holds_tensors else 0))
     if holds_tensors:
         return x.to_tensor()
     if pyarrow.types.is_integer(x.type) or pyarrow.types.is_floating(x.type):
         return x
     if x.type == pyarrow.bool_():
         advice = "bits; cast it to uint8"
-    elif pyarrow.types.is_fixed_size_list(x.type):
-        advice = (
-            f"lists; pass x.flatten(), and reshape the result to ({len(x)}, {x.type.list_size})"
-        )
     else:
         advice = "no plain numbers"
     raise ExchangeError("dtype", f"from_dlpack: a pyarrow array of {x.type} holds {advice}")

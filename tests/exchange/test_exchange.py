@@ -822,6 +822,8 @@ def test_nan_and_infinity_survive_narrowing() -> None:
 
 # ---- names and advice --------------------------------------------------------------------------
 
+TABLE = "x.to_numpy(), or a table to convert_tree for a dict of its columns"
+
 
 @pytest.mark.parametrize(("name", "framework"), [("pytorch", "torch"), ("tf", "tensorflow")])
 def test_targets_have_the_names_that_users_give_them(name: str, framework: str) -> None:
@@ -837,9 +839,8 @@ def test_targets_have_the_names_that_users_give_them(name: str, framework: str) 
     [
         ("dask.array.core", "x.compute()"),
         ("h5py._hl.dataset", "x[:]"),
-        ("openvino._pyopenvino", "x.data viewed as the dtype that x.element_type names"),
-        ("pandas.core.frame", "x.to_numpy()"),
-        ("polars.dataframe.frame", "x.to_numpy()"),
+        ("pandas.core.frame", TABLE),
+        ("polars.dataframe.frame", TABLE),
         ("xarray.core.dataarray", "x.data"),
         ("zarr.core.array", "x[:]"),
     ],

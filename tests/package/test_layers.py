@@ -54,8 +54,9 @@ LAYERS = (
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 FRAMEWORKS = (
-    "cupy", "dpctl", "dpnp", "jax", "jaxlib", "ml_dtypes", "mlx", "mpi4py", "mxnet", "numba",
-    "onnxruntime", "optree", "paddle", "pyarrow", "tensorflow", "torch", "triton", "tvm", "tvm_ffi",
+    "cupy", "dpctl", "dpnp", "jax", "jaxlib", "keras", "ml_dtypes", "mlx", "mpi4py", "mxnet",
+    "numba", "onnxruntime", "openvino", "optree", "paddle", "pandas", "polars", "pyarrow",
+    "tensorflow", "torch", "triton", "tvm", "tvm_ffi",
 )  # fmt: skip
 
 

@@ -101,11 +101,68 @@ def test_nulls_inside_of_an_array_of_tensors_are_refused() -> None:
     assert from_dlpack(array[1:]).tolist() == [[3, 4]]
 
 
-def test_lists_of_one_length_are_refused_with_advice() -> None:
-    array = pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2))
-    said = refused("dtype", to_numpy, array)
-    assert "pass x.flatten(), and reshape the result to (3, 2)" in said
-    assert to_numpy(array.flatten()).reshape(3, 2).tolist() == array.tolist()
+def test_lists_of_one_length_are_one_more_dimension() -> None:
+    numbers = [[1, 2], [3, 4], [5, 6]]
+    array = pa.array(numbers, pa.list_(pa.int32(), 2))
+    tensor = from_dlpack(array, copy=False)
+    assert tensor.tolist() == numbers
+    assert tensor.readonly
+    assert tensor.data_ptr == array.flatten().buffers()[1].address
+    assert from_dlpack(array[1:], copy=False).tolist() == numbers[1:]
+    nested = pa.array([[[1.0, 2.0]], [[3.0, 4.0]]], pa.list_(pa.list_(pa.float32(), 2), 1))
+    assert from_dlpack(nested, copy=False).shape == (2, 1, 2)
+    assert from_dlpack(array[:0]).shape == (0, 2)
+    assert from_dlpack(pa.array([[], []], pa.list_(pa.int8(), 0))).shape == (2, 0)
+
+
+def test_lists_with_nulls_and_of_bits_are_refused() -> None:
+    for numbers in ([[1, 2], None], [[1, None]]):
+        array = pa.array(numbers, pa.list_(pa.int32(), 2))
+        assert "1 nulls" in refused("masked", to_numpy, array)
+    bits = pa.array([[True, False]], pa.list_(pa.bool_(), 2))
+    assert "cast it to uint8" in refused("dtype", to_numpy, bits)
+
+
+@pytest.mark.parametrize("make", [lambda table: table, lambda table: table.to_batches()[0]])
+def test_a_table_is_a_dict_of_its_columns(make: Any) -> None:
+    pairs = pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2))
+    table = make(pa.table({"x": [1.0, 2.0], "pairs": pairs}))
+    made = dlbridge.convert_tree({"table": table}, "dlbridge", copy=False)["table"]
+    assert {name: x.tolist() for name, x in made.items()} == {
+        "x": [1, 2],
+        "pairs": [[1, 2], [3, 4]],
+    }
+    addresses = [table["x"], table["pairs"]]
+    chunks = [x.chunk(0) if isinstance(x, pa.ChunkedArray) else x for x in addresses]
+    assert made["x"].data_ptr == chunks[0].buffers()[1].address
+    assert made["pairs"].data_ptr == chunks[1].flatten().buffers()[1].address
+
+
+def test_a_column_in_several_chunks_or_with_nulls() -> None:
+    table = pa.table({"x": [1, 2]})
+    twice = pa.concat_tables([table, table])
+    with dlbridge.receipts() as log:
+        made = dlbridge.convert_tree(twice, "numpy")
+    assert made["x"].tolist() == [1, 2, 1, 2]
+    assert [each.copied_by for each in log] == ["pyarrow"]
+    said = refused("copy_required", dlbridge.convert_tree, twice, "numpy", copy=False)
+    assert "at ['x']" in said
+    empty = table.schema.empty_table()
+    assert dlbridge.convert_tree(empty, "numpy", copy=False)["x"].shape == (0,)
+    assert "at ['x']" in refused(
+        "masked", dlbridge.convert_tree, pa.table({"x": [1, None]}), "numpy"
+    )
+
+
+def test_a_table_whose_columns_have_one_name_is_refused() -> None:
+    table = pa.Table.from_arrays([[1], [2]], names=["x", "x"])
+    with pytest.raises(dlbridge.ArgumentError, match="two of its columns are called 'x'"):
+        dlbridge.convert_tree(table, "numpy")
+
+
+def test_a_table_is_no_tensor() -> None:
+    with pytest.raises(dlbridge.UnsupportedTypeError, match="a table to convert_tree"):
+        from_dlpack(pa.table({"x": [1]}))
 
 
 def test_buffers() -> None:
