@@ -20,6 +20,7 @@ was required, what came and what to do. `REASONS` lists the codes of `ExchangeEr
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from dlbridge.text import escape_controls
@@ -85,6 +86,23 @@ class ExchangeError(DLBridgeError, BufferError):
 
     def __reduce__(self) -> tuple[type[ExchangeError], tuple[str, str]]:
         return type(self), (self.reason, str(self))
+
+
+# How the text of a refusal begins that was made before the call of the user was known.
+_INNER_CALL = re.compile(r"(?:from_dlpack|__dlpack__|to_[a-z]+|take_object|as_dtype): ")
+# Of the calls, those with the policies of an exchange.
+_WITH_POLICIES = re.compile(r"(?:to_(?!dlpack)|explain|convert_tree|receipts)")
+
+
+def name_call(error: DLBridgeError, call: str) -> None:
+    """Begin the text of a refusal with the call that the user made, and advise what that takes."""
+    text = str(error)
+    if not text.startswith(f"{call}: "):
+        inner = _INNER_CALL.match(text)
+        text = f"{call}: {text[inner.end() :] if inner else text}"
+    if not _WITH_POLICIES.match(call):
+        text = text.replace(' or grad="detach"', "")
+    error.args = (text,)
 
 
 class ViewError(DLBridgeError, ValueError):

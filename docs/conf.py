@@ -49,6 +49,11 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_output_stderr = "remove"  # what frameworks say when they are imported
 nb_merge_streams = True
+# Without what kernels of Jupyter say, at each start, of their transport within this machine.
+os.environ["IPYTHONDIR"] = str(HERE.parent / "build" / "docs-ipython")
+profile = Path(os.environ["IPYTHONDIR"]) / "profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+import dlbridge
 import dlbridge.graph as tf
 from dlbridge import proto
 from dlbridge.graph.core import opdef
@@ -66,6 +67,8 @@ def entries() -> list[Entry]:
     """Return an entry for each public name."""
     found: list[Entry] = []
     first: dict[int, str] = {}
+    for name in dlbridge.__all__:
+        first[id(getattr(dlbridge, name))] = f"dlbridge.{name}"
     for name in proto.__all__:
         first[id(getattr(proto, name))] = f"dlbridge.proto.{name}"
     for name in begun():

@@ -26,6 +26,7 @@ from dlbridge.errors import (
     DLBridgeError,
     ExchangeError,
     UnsupportedTypeError,
+    name_call,
 )
 from dlbridge.exchange import adapter, ordering, protocol
 from dlbridge.exchange.adapter import Framework
@@ -127,7 +128,9 @@ def _as_tensor(x: Any, policy: Policy) -> Tensor:
     if isinstance(x, (bool, int, float, complex, list, tuple)):
         if policy.copy is False:
             raise ExchangeError(
-                "copy_required", f"{policy.call}: Python numbers can only be copied"
+                "copy_required",
+                f"{policy.call}: Python's numbers have no memory to share, got "
+                f"{type(x).__name__}; copy=False forbids the copy that would help: pass copy=None",
             )
         if is_masked(x):
             raise ExchangeError("masked", f"{policy.call}: a mask in these numbers would be lost")
@@ -166,7 +169,7 @@ def asarray(
     policy = Policy("asarray", copy=copy, dtype=dtype)
     source = _as_tensor(x, Policy("asarray", device=device, copy=None if copy else copy))
     context = ExchangeContext("dlbridge", "dlbridge")
-    made = _cast(source, policy, context, "dlbridge")
+    made = _cast(source, policy, context)
     if made is source:
         return _as_tensor(source, Policy("asarray", copy=copy))
     assert isinstance(made, Tensor)
@@ -194,13 +197,18 @@ def to_dlpack(
         ExchangeError: refused, with `reason`.
     """
     policy = Policy("to_dlpack", copy=copy, stream=stream)
-    tensor = _as_tensor(x, _plain("to_dlpack"))
+    sharing = Policy("to_dlpack", copy=False) if policy.copy is False else _plain("to_dlpack")
+    tensor = _as_tensor(x, sharing)
     wanted = policy.stream
     if isinstance(stream, str):
         wanted = ordering.stream_of_word(tensor, policy)
-    return tensor.__dlpack__(
-        stream=wanted, max_version=max_version, dl_device=dl_device, copy=policy.copy
-    )
+    try:
+        return tensor.__dlpack__(
+            stream=wanted, max_version=max_version, dl_device=dl_device, copy=policy.copy
+        )
+    except (ExchangeError, UnsupportedTypeError) as error:
+        name_call(error, "to_dlpack")
+        raise
 
 
 # ---- through -----------------------------------------------------------------------------------
@@ -327,7 +335,7 @@ def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         return _take(x, policy, context)
     except (ExchangeError, UnsupportedTypeError) as error:
         if policy.call != "kernel":  # which names the argument
-            protocol.name_call(error, policy.call)
+            name_call(error, policy.call)
         raise
 
 
@@ -372,13 +380,13 @@ def _give(
         raise
     except MemoryError as error:
         raise AllocationError(
-            f"to_{framework.name}: {framework.name} has no memory for {kind(tensor)}: {error}"
+            f"{policy.call}: {framework.name} has no memory for {kind(tensor)}: {error}"
         ) from error
     except Exception as error:
         if is_from_handler(error):
             raise
         raise ExchangeError(
-            "consumer", f"to_{framework.name}: {framework.name} refused {kind(tensor)}: {error}"
+            "consumer", f"{policy.call}: {framework.name} refused {kind(tensor)}: {error}"
         ) from error
 
 
@@ -439,11 +447,6 @@ _PINNED, _MANAGED = 3, 13
 _OWN_KINDS = frozenset((_PINNED, _MANAGED))  # host memory that is more than the CPU's
 
 
-def _call(name: str) -> str:
-    """Return what was called to get a tensor of a framework, for texts."""
-    return "from_dlpack" if name == "dlbridge" else f"to_{name}"
-
-
 def fit(
     tensor: native.TensorBase, framework: Framework | None, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
@@ -454,53 +457,53 @@ def fit(
         framework.place(policy)  # refuses a device that is not there, before any copy is made
     copies_here = policy.copy is True and policy.device is None
     if copies_here and framework is not None and framework.refusal(tensor) == "device":
-        refuse("device", tensor, name, advice=_advise("device", tensor, framework))
+        refuse("device", tensor, policy.call, advice=_advise("device", tensor, framework))
     if framework is not None and policy.device is not None:
-        _require_order(policy.device, framework)
+        _require_order(policy.device, framework, policy.call)
     if not is_on_cuda(tensor):
-        tensor = _cast(tensor, policy, context, name)
+        tensor = _cast(tensor, policy, context)
     if policy.device is not None and import_copies != "device":
-        tensor = _to_device(tensor, policy, context, name)
-    tensor = _cast(tensor, policy, context, name)
+        tensor = _to_device(tensor, policy, context)
+    tensor = _cast(tensor, policy, context)
     import_copies = framework.import_copies(tensor) if framework is not None else None
     if policy.copy is True and context.copied_by is None and import_copies is None:
-        tensor = _copy(tensor, "requested", policy, context, name)
+        tensor = _copy(tensor, "requested", policy, context)
     if policy.layout == "contiguous" and not tensor.is_contiguous:
-        tensor = _copy(tensor, "strides", policy, context, name)
+        tensor = _copy(tensor, "strides", policy, context)
     if framework is None:
         return tensor
     tensor = _fit_limits(tensor, framework, policy, context)
     if import_copies is not None:
         if policy.copy is False:
-            refuse(import_copies, tensor, name, copy_forbidden=True)
+            refuse(import_copies, tensor, policy.call, copy_forbidden=True)
         context.copying(name, import_copies, lambda: None, lambda: None)
     return tensor
 
 
-def _require_order(wanted: Device, framework: Framework) -> None:
+def _require_order(wanted: Device, framework: Framework, call: str) -> None:
     """Refuse a copy to a GPU for a framework that cannot take it there."""
     if wanted.pair[0] in CUDA_TYPES and not framework.orders_cuda():
         raise ExchangeError(
             "device",
-            f"to_{framework.name}: device {wanted} asked for: {framework.why_unordered()}; convert "
+            f"{call}: device {wanted} asked for: {framework.why_unordered()}; convert "
             "it on the host, and have the framework copy it to the GPU",
         )
 
 
-def _require_driver(name: str, *devices: int) -> None:
+def _require_driver(call: str, *devices: int) -> None:
     """Refuse a copy that needs the CUDA driver where there is no driver."""
     why = native.cuda_open() if _NEED_DRIVER.intersection(devices) else None
     if why is not None:
         raise ExchangeError(
             "device",
-            f"{_call(name)}: a copy on or to a GPU needs the CUDA driver; there is none ({why})",
+            f"{call}: a copy on or to a GPU needs the CUDA driver, and there is none ({why}); "
+            "install NVIDIA's driver, or say where it is in DLBRIDGE_CUDA_DRIVER",
         )
 
 
 def _fit_limits(
     tensor: native.TensorBase, framework: Framework, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
-    name = framework.name
     reason = framework.refusal(tensor)
     if reason == "device" and tensor._device_pair[0] == _PINNED:
         tensor = native.take_capsule(
@@ -508,22 +511,22 @@ def _fit_limits(
         )
         reason = framework.refusal(tensor)
     if reason == "dtype" and _is_sub_byte(tensor):
-        tensor = _repack(tensor, policy, context, name)
+        tensor = _repack(tensor, policy, context)
         reason = framework.refusal(tensor)
     if reason == "dtype" and policy.narrow == "checked" and _narrower(tensor) is not None:
-        tensor = _narrow(tensor, policy, context, name)
+        tensor = _narrow(tensor, policy, context)
         reason = framework.refusal(tensor)
     if reason == "readonly":
         tensor = _open_readonly(tensor, framework, policy, context)
         reason = framework.refusal(tensor)
     if reason in _COPY_HELPS:
         if tensor.size:
-            tensor = _copy(tensor, reason, policy, context, name)
+            tensor = _copy(tensor, reason, policy, context)
         else:  # without elements there is nothing to copy: fresh memory fits any consumer
             tensor = _fresh(tensor, tensor.flags & PADDED)
         reason = framework.refusal(tensor)
     if reason is not None:
-        refuse(reason, tensor, name, advice=_advise(reason, tensor, framework))
+        refuse(reason, tensor, policy.call, advice=_advise(reason, tensor, framework))
     return tensor
 
 
@@ -535,6 +538,8 @@ def _advise(reason: str, tensor: native.TensorBase, framework: Framework) -> str
         return f"{framework.why_unordered()}: {how}"
     if reason == "device" and tensor._device_pair[0] == _MANAGED:
         return f"copy it: x.to('cuda:{tensor._device_pair[1]}') or x.to('cpu')"
+    if reason == "device" and is_on_cuda(tensor):
+        return 'copy it: pass device="cpu" for a copy on the host'
     narrower = _narrower(tensor) if reason == "dtype" else None
     if narrower is None:
         return None
@@ -556,34 +561,32 @@ def _narrower(tensor: native.TensorBase) -> tuple[int, int, int] | None:
 
 
 def _narrow(
-    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     """Copy 64-bit numbers to 32 bits, or refuse where a value would be another one."""
     if policy.copy is False:
-        refuse("dtype", tensor, name, copy_forbidden=True)
+        refuse("dtype", tensor, policy.call, copy_forbidden=True)
     dtype = DType(_narrower(tensor))
-    return _checked_copy(tensor, dtype, context, name)
+    return _checked_copy(tensor, dtype, policy, context)
 
 
-def _cast(
-    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
-) -> native.TensorBase:
+def _cast(tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     """Return the tensor, or a copy of it with the dtype that the policy names."""
     dtype = policy.dtype
     if dtype is None or tensor.dtype is dtype:
         return tensor
     if policy.copy is False:
-        refuse("dtype", tensor, name, copy_forbidden=True)
-    return _checked_copy(tensor, dtype, context, name)
+        refuse("dtype", tensor, policy.call, copy_forbidden=True)
+    return _checked_copy(tensor, dtype, policy, context)
 
 
 def _checked_copy(
-    tensor: native.TensorBase, dtype: DType, context: ExchangeContext, name: str
+    tensor: native.TensorBase, dtype: DType, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     """Return a copy of another dtype, for `dtype=` and `narrow=`, or refuse what would be lost."""
 
     def copy() -> native.TensorBase:
-        host, fresh = on_host(tensor, _call(name)), empty(tensor.shape, dtype)
+        host, fresh = on_host(tensor, policy.call), empty(tensor.shape, dtype)
         if _copied_integers(host, fresh):
             return fresh
         try:
@@ -593,7 +596,7 @@ def _checked_copy(
         except ExchangeError as error:
             text = str(error).removesuffix(f" [{error.reason}]")
             raise ExchangeError(
-                error.reason, f"{_call(name)}: {text}; got {kind(tensor)}"
+                error.reason, f"{policy.call}: {text}; got {kind(tensor)}"
             ) from error
         return fresh
 
@@ -615,7 +618,7 @@ def _copied_integers(host: native.TensorBase, fresh: native.TensorBase) -> bool:
 
 
 def _to_device(
-    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     """Return the tensor, or a copy of it on the device that the policy names."""
     wanted = policy.device
@@ -626,11 +629,13 @@ def _to_device(
     by = _copier(wanted.pair[0], tensor._device_pair[0])
     if by is None:
         raise ExchangeError(
-            "device", f"{_call(name)}: device {wanted} asked for, the memory is on {tensor.device}"
+            "device",
+            f"{policy.call}: device {wanted} asked for, got {kind(tensor)}, out of which neither "
+            "dlbridge nor a framework copies; copy it with its own framework first",
         )
     if policy.copy is False:
-        refuse("device", tensor, name, copy_forbidden=True)
-    _require_driver(name, wanted.pair[0], tensor._device_pair[0])
+        refuse("device", tensor, policy.call, copy_forbidden=True)
+    _require_driver(policy.call, wanted.pair[0], tensor._device_pair[0])
     pair, padded = wanted.pair, tensor.flags & PADDED
     return context.copying(
         by,
@@ -649,28 +654,28 @@ def _copier(*devices: int) -> str | None:
 
 
 def _copy(
-    tensor: native.TensorBase, why: str, policy: Policy, context: ExchangeContext, name: str
+    tensor: native.TensorBase, why: str, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     if policy.copy is False:
-        refuse(why, tensor, name, copy_forbidden=True)
+        refuse(why, tensor, policy.call, copy_forbidden=True)
     device = tensor._device_pair
     by = _copier(device[0])
     if by is None:
-        refuse("device", tensor, name)
+        refuse("device", tensor, policy.call)
     if by != "dlbridge":
         return context.copying(
             by, why, lambda: native.copied(tensor, device, "C", 0), lambda: tensor
         )
-    _require_driver(name, device[0] if is_on_cuda(tensor) else 1)
+    _require_driver(policy.call, device[0] if is_on_cuda(tensor) else 1)
     return _copied(tensor, why, tensor.flags & PADDED, context)
 
 
 def _repack(
-    tensor: native.TensorBase, policy: Policy, context: ExchangeContext, name: str
+    tensor: native.TensorBase, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
     """Copy sub-byte elements from packed to padded, or the other way round."""
     if policy.copy is False:
-        refuse("dtype", tensor, name, copy_forbidden=True)
+        refuse("dtype", tensor, policy.call, copy_forbidden=True)
     return _copied(tensor, "dtype", ~tensor.flags & PADDED, context)
 
 
@@ -704,9 +709,9 @@ def _open_readonly(
     opened = tensor._view(tensor.shape, tensor.strides, clear_flags=READ_ONLY)
     is_shared = tensor.size > 0 and framework.refusal(opened) not in _COPY_HELPS
     if is_shared and policy.readonly == "respect":
-        refuse("readonly", tensor, framework.name)
+        refuse("readonly", tensor, policy.call)
     if is_shared and policy.readonly == "copy":
-        return _copy(tensor, "readonly", policy, context, framework.name)
+        return _copy(tensor, "readonly", policy, context)
     return opened
 
 
@@ -717,7 +722,9 @@ def _is_sub_byte(tensor: native.TensorBase) -> bool:
 
 def kind(tensor: native.TensorBase) -> str:
     """Return dtype, shape and device of `tensor` in one phrase for error texts."""
-    shape = ", ".join(map(str, tensor.shape))
+    count = tensor.ndim
+    shown = [*map(str, tensor.shape[:8])] + ([f"… {count} dimensions"] if count > 8 else [])
+    shape = ", ".join(shown)
     mark = "read-only " if tensor.readonly else ""
     return f"{mark}{tensor.dtype}[{shape}] on {tensor.device}"
 
@@ -725,15 +732,17 @@ def kind(tensor: native.TensorBase) -> str:
 def refuse(
     reason: str,
     tensor: native.TensorBase,
-    name: str,
+    call: str,
     *,
     copy_forbidden: bool = False,
     advice: str | None = None,
 ) -> NoReturn:
-    """Raise the ExchangeError that says why `tensor` cannot go to `name` and what to do."""
+    """Raise the ExchangeError that says why a call cannot have `tensor` and what to do."""
     if reason == "requested":
-        raise ArgumentError(f"{_call(name)}: copy=False forbids the copy that copy=True asks for")
-    text = f"{_call(name)}: {REASONS[reason]}: got {kind(tensor)}, strides {tensor.strides}"
+        raise ArgumentError(f"{call}: copy=False forbids the copy that copy=True asks for")
+    text = f"{call}: {REASONS[reason]}: got {kind(tensor)}"
+    if reason == "strides":
+        text += f", strides {tensor.strides}"
     if copy_forbidden:
         text += "; copy=False forbids the copy that would help: pass copy=None"
         if reason == "alignment":
@@ -743,10 +752,13 @@ def refuse(
     raise ExchangeError(reason, text)
 
 
-def refused_as(where: str, error: ExchangeError) -> ExchangeError:
+def refused_as(where: str, error: ExchangeError, advice: str | None = None) -> ExchangeError:
     """Return the refusal of a conversion as that of an argument, whose caller gave no copy=."""
-    text = str(error).removesuffix(f" [{error.reason}]").partition("; copy=False")[0]
-    if error.reason == "dtype":
+    text = str(error).removesuffix(f" [{error.reason}]").removeprefix("from_dlpack: ")
+    text, forbidden, _ = text.partition("; copy=False")
+    if forbidden and advice is not None:
+        text += f"; {advice}"
+    elif error.reason == "dtype":
         text += "; cast it before the call, as dlbridge.convert(x, ..., dtype='int8') does"
     return ExchangeError(error.reason, f"{where}: {text}")
 

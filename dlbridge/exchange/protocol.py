@@ -21,7 +21,13 @@ from dlbridge._core import native
 from dlbridge.cuda.memory import index_of
 from dlbridge.device import Device
 from dlbridge.dtype import DType
-from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import (
+    AllocationError,
+    DLBridgeError,
+    ExchangeError,
+    UnsupportedTypeError,
+    name_call,
+)
 from dlbridge.exchange import ordering
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.shape import row_major
@@ -173,10 +179,12 @@ def take_array(
     """
     if not array.dtype.isnative:
         swapped = array.dtype.newbyteorder("=")
-        array = copied_by_numpy(policy, context, "byte_order", lambda: array.astype(swapped))
+        array = copied_by_numpy(array, policy, context, "byte_order", lambda: array.astype(swapped))
     dtype = DType(array.dtype)
     if any(step % array.itemsize for step in array.strides):
-        array = copied_by_numpy(policy, context, "strides", lambda: np.array(array, order="C"))
+        array = copied_by_numpy(
+            array, policy, context, "strides", lambda: np.array(array, order="C")
+        )
     flags = 0 if array.flags.writeable else READ_ONLY
     if dtype.bits < 8 and not dtype.is_bool:
         flags |= PADDED  # ml_dtypes keeps one sub-byte element per byte
@@ -185,7 +193,16 @@ def take_array(
     return native.take_object(array, address, array.shape, steps, dtype.triple, (_CPU, 0), flags)
 
 
+# Why NumPy copies what cannot be shared: reason and text of a refusal.
+_NUMPY_COPIES = {
+    "byte_order": ("byte_order", "is not in the machine's byte order"),
+    "scalar": ("copy_required", "is a scalar, without memory of its own"),
+    "strides": ("strides", "has strides that are no multiple of the item size"),
+}
+
+
 def copied_by_numpy(
+    x: Any,
     policy: Policy,
     context: ExchangeContext,
     why: str,
@@ -193,9 +210,11 @@ def copied_by_numpy(
 ) -> np.ndarray[Any, Any]:
     """Return the copy that NumPy makes of what cannot be shared, or refuse it."""
     if policy.copy is False:
-        reason = "copy_required" if why == "scalar" else why
+        reason, fault = _NUMPY_COPIES[why]
         raise ExchangeError(
-            reason, f"from_dlpack: numpy must copy ({why}), and copy=False forbids it"
+            reason,
+            f"from_dlpack: {describe(x)} of dtype {x.dtype.str} and shape {x.shape} {fault}; "
+            "copy=False forbids the copy that would help: pass copy=None",
         )
     return context.copying("numpy", why, copy)
 
@@ -239,7 +258,8 @@ def take_dlpack(
     if policy.copy is False:
         raise ExchangeError(
             "device",
-            f"from_dlpack: {describe(x)} is not in CPU memory, and copy=False forbids the copy",
+            f"from_dlpack: {describe(x)} is on {Device(device)}, not in CPU memory; copy=False "
+            "forbids the copy that would help: pass copy=None",
         )
     capsule = context.copying(context.source, "device", lambda: export(x, stream, (_CPU, 0)))
     tensor = native.take_capsule(capsule)
@@ -309,13 +329,6 @@ def exported(x: Any, error: Exception, call: str) -> object:
     except (ExchangeError, UnsupportedTypeError) as refusal:
         name_call(refusal, call)
         raise
-
-
-def name_call(error: DLBridgeError, call: str) -> None:
-    """Begin the text of a refusal with the call that the user made."""
-    text = str(error)
-    if not text.startswith(f"{call}: "):
-        error.args = (f"{call}: {text.removeprefix('from_dlpack: ')}",)
 
 
 def is_old_producer(cls: type) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlbridge._core import native
+from dlbridge.errors import ExchangeError, name_call
 from dlbridge.execution.concurrent import Schedule
 from dlbridge.execution.errors import failure
 from dlbridge.execution.quiet import without_warnings
@@ -112,8 +113,18 @@ class Plan:
         return _explain(self.steps, number, error)
 
 
+def _place_of(step: Step) -> str:
+    """Return which value of a run a step without nodes takes from one framework to another."""
+    if step.moved is None:
+        return step.label
+    return f"value {'for' if step.label.startswith('fed ') else 'of'} {step.moved.name!r}"
+
+
 def _explain(steps: Sequence[Step], number: int, error: Exception) -> Exception:
     step = steps[number]
+    names_itself = step.nodes or step.label.startswith("feed ")
+    if isinstance(error, ExchangeError) and not names_itself:
+        name_call(error, f"Session.run: {_place_of(step)}")
     return failure(step.nodes[-1], error, step.calls_user) if step.nodes else error
 
 

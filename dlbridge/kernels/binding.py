@@ -22,7 +22,13 @@ from dlbridge import cuda, registry
 from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES, Device, make_device
 from dlbridge.dtype import DType, make_dtype
-from dlbridge.errors import DLBridgeError, ExchangeError, KernelError, UnsupportedTypeError
+from dlbridge.errors import (
+    DLBridgeError,
+    ExchangeError,
+    KernelError,
+    UnsupportedTypeError,
+    name_call,
+)
 from dlbridge.exchange import adapter, exchange, protocol
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.exchange.exchange import refuse
@@ -40,6 +46,7 @@ _FOUND: dict[str, Binding] = {}
 
 _READ = Policy("kernel")
 _WRITE = Policy("kernel", copy=False)
+_FIX_WRITTEN = "the kernel writes it: pass memory that is written as it is"
 
 
 class Binding:
@@ -149,10 +156,11 @@ class Binding:
         try:
             tensor = self.take(value, written)
         except ExchangeError as error:
-            text = str(error).removeprefix("from_dlpack: ")
-            raise ExchangeError(
-                error.reason, f"{kernel.name}: argument {name!r}: {text}"
-            ) from error.__cause__
+            place = f"{kernel.name}: argument {name!r}"
+            if written:
+                raise exchange.refused_as(place, error, _FIX_WRITTEN) from error.__cause__
+            name_call(error, place)
+            raise
         if self.is_immutable:  # a Python function must not write it either
             return tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
         return tensor
@@ -183,7 +191,7 @@ class Binding:
         made = memory.empty(shape, dtype, device=device if on_gpu else "cpu")
         reason = adapter.adapter(self.name).refusal(made)
         if reason is not None:
-            refuse(reason, made, self.name)
+            refuse(reason, made, f"to_{self.name}")
         return made
 
     def give(self, tensor: native.TensorBase, like: Any) -> Any:

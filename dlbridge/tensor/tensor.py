@@ -23,7 +23,13 @@ from dlbridge._core import ffi, native
 from dlbridge.cuda.driver import stream as on_stream
 from dlbridge.device import CUDA_TYPES, HOST_TYPES, as_device, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
-from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
+from dlbridge.errors import (
+    ArgumentError,
+    ExchangeError,
+    UnsupportedTypeError,
+    ViewError,
+    name_call,
+)
 from dlbridge.tensor import pickling, values, views
 from dlbridge.tensor.values import equal as equal
 
@@ -69,7 +75,11 @@ class Tensor(native.TensorBase):
     def __setitem__(self, key: object, value: object) -> None:
         """Copy `value`, broadcast, into the view `self[key]`; see `values.assign`."""
         # Not self[key]: a subclass may return something else there.
-        values.assign(native.TensorBase.__getitem__(self, key), value)
+        try:
+            values.assign(native.TensorBase.__getitem__(self, key), value)
+        except (ExchangeError, UnsupportedTypeError) as error:
+            name_call(error, "Tensor.__setitem__")
+            raise
 
     def __len__(self) -> int:
         if not self.ndim:

@@ -16,7 +16,13 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES, HOST_TYPES, DeviceType
 from dlbridge.dtype import DType, as_dtype, make_dtype
-from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import (
+    AllocationError,
+    DLBridgeError,
+    ExchangeError,
+    UnsupportedTypeError,
+    name_call,
+)
 from dlbridge.signals import is_from_handler
 from dlbridge.tensor import views
 
@@ -223,10 +229,19 @@ def _pick_bits(tensor: native.TensorBase, places: Array, bits: int) -> Array:
 
 def _equal(a: Any, b: Any) -> bool:
     """Compare two tensors: the Python path behind `dlbridge.equal`."""
-    a, b = (x if isinstance(x, native.TensorBase) else native.from_dlpack(x) for x in (a, b))
+    a, b = (x if isinstance(x, native.TensorBase) else _operand(x) for x in (a, b))
     if a.shape != b.shape or a._dtype_triple != b._dtype_triple:
         return False
     return bool(np.array_equal(as_array(a, "equal"), as_array(b, "equal")))
+
+
+def _operand(x: Any) -> native.TensorBase:
+    try:
+        tensor: native.TensorBase = native.from_dlpack(x)
+    except (ExchangeError, UnsupportedTypeError) as error:
+        name_call(error, "equal")
+        raise
+    return tensor
 
 
 _equal.__qualname__ = "equal"  # as errors of a wrong call show it

@@ -105,6 +105,14 @@ def test_the_reference_has_every_name_of_graphs() -> None:
         assert len(found) == len(set(found)), path
 
 
+def test_the_reference_has_no_object_twice() -> None:
+    """Sphinx refuses that, and a reader would not know which of two entries counts."""
+    own = {id(getattr(dlbridge, name)): name for name in dlbridge.__all__}
+    for entry in load("graph_reference").entries():
+        if id(entry.value) in own and (inspect.isclass(entry.value) or callable(entry.value)):
+            assert entry.same == f"dlbridge.{own[id(entry.value)]}"
+
+
 def test_each_docstring_of_graphs_says_more_than_its_name() -> None:
     reference = load("graph_reference")
     for entry in reference.entries():

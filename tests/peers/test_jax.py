@@ -76,11 +76,13 @@ def test_arrays_over_two_devices(run_python: Callable[..., Any]) -> None:
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
         mesh = Mesh(np.array(jax.devices("cpu")), ("x",))
         spread = jax.device_put(jax.numpy.arange(8.0), NamedSharding(mesh, P("x")))
-        for call in (dlbridge.from_dlpack, dlbridge.to_numpy):
+        for name in ("from_dlpack", "as_tensor", "to_dlpack", "to_numpy"):
             try:
-                call(spread)
+                getattr(dlbridge, name)(spread)
             except dlbridge.ExchangeError as error:
                 assert error.reason == "sharded", error
+                assert str(error).startswith(f"{name}: "), error
+                assert "spread over 2 devices" in str(error)
                 assert "addressable_shards" in str(error)
             else:
                 raise AssertionError("the other half is lost")

@@ -68,7 +68,7 @@ static int table_to_object(DLManagedTensorVersioned *managed, void **out) {
     dlb_view view;
     const char *reason = dlb_take_managed(managed, &view);
     if (reason != NULL) {
-        dlb_refuse_take(reason, "exchange table", &view.dl);
+        dlb_refuse_take(reason, "exchange table", &view.dl, view.version);
         return -1;
     }
     if (view.buffer->access != NULL && view.dl.device.device_type != kDLCUDAHost)
@@ -174,7 +174,7 @@ int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) 
     const char *reason = dlb_take_managed(managed, view);
     if (reason == NULL)
         return note_stream(table, view);
-    dlb_refuse_take(reason, "exchange table", &view->dl);
+    dlb_refuse_take(reason, "exchange table", &view->dl, view->version);
     return -1;
 }
 
@@ -254,7 +254,7 @@ static PyObject *allocate_table(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     reason = dlb_take_managed(managed, &view);
     if (reason != NULL)
-        return dlb_refuse_take(reason, "allocate", &view.dl);
+        return dlb_refuse_take(reason, "allocate", &view.dl, view.version);
     if (note_stream(table, &view) < 0)
         return NULL;
     return dlb_tensor_new(dlb.tensor_type, &view);

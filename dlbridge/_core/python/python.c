@@ -284,32 +284,47 @@ PyObject *dlb_raise_error(const char *error, const char *format, ...) {
     return NULL;
 }
 
-PyObject *dlb_refuse_take(const char *reason, const char *call,
-                          const DLTensor *tensor) {
-    if (strcmp(reason, "memory") == 0)
-        return PyErr_NoMemory();
-    /* Of another major version nothing was read. */
-    return dlb_refuse_layout(reason, call, strcmp(reason, "version") ? tensor : NULL);
-}
-
-PyObject *dlb_refuse_layout(const char *reason, const char *call,
-                            const DLTensor *tensor) {
+/* Refuse with the sentence of errors.REASONS, the numbers of `tensor`, and `advice`.
+ * Its shape may be gone: who exported it has had it back. */
+static PyObject *refuse(const char *reason, const char *call, const DLTensor *tensor,
+                        const char *advice) {
     PyObject *errors = PyImport_ImportModule("dlbridge.errors");
     PyObject *reasons = errors ? PyObject_GetAttrString(errors, "REASONS") : NULL;
     PyObject *sentence = reasons ? PyMapping_GetItemString(reasons, reason) : NULL;
-    if (sentence != NULL && tensor != NULL)
-        raise(reason,
-              PyUnicode_FromFormat(
-                  "%s: %U (ndim %d, dtype code %d, %d bits, %d lanes, device (%d, %d))",
-                  call, sentence, (int)tensor->ndim, tensor->dtype.code,
-                  tensor->dtype.bits, tensor->dtype.lanes,
-                  (int)tensor->device.device_type, (int)tensor->device.device_id));
-    else if (sentence != NULL)
-        raise(reason, PyUnicode_FromFormat("%s: %U", call, sentence));
+    if (sentence != NULL)
+        raise(
+            reason,
+            PyUnicode_FromFormat(
+                "%s: %U: got ndim %d, dtype code %d, %d bits, %d lanes, device (%d, %d)"
+                "%s",
+                call, sentence, (int)tensor->ndim, tensor->dtype.code,
+                tensor->dtype.bits, tensor->dtype.lanes,
+                (int)tensor->device.device_type, (int)tensor->device.device_id,
+                advice));
     Py_XDECREF(sentence);
     Py_XDECREF(reasons);
     Py_XDECREF(errors);
     return NULL;
+}
+
+PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *tensor,
+                          DLPackVersion version) {
+    if (strcmp(reason, "memory") == 0)
+        return PyErr_NoMemory();
+    if (strcmp(reason, "version") == 0) /* nothing else was read of it */
+        return dlb_refuse(
+            reason,
+            "%s: dlbridge reads DLPack %d.x, got a tensor of %u.%u; export "
+            "it with max_version=(1, 3), or update dlbridge",
+            call, DLPACK_MAJOR_VERSION, version.major, version.minor);
+    return refuse(reason, call, tensor,
+                  "; the producer exports what no consumer can read: see "
+                  "dlbridge.inspect(x)");
+}
+
+PyObject *dlb_refuse_layout(const char *reason, const char *call,
+                            const DLTensor *tensor) {
+    return refuse(reason, call, tensor, "");
 }
 
 /* ---- failures of the CUDA driver ---- */

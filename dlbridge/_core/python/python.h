@@ -114,7 +114,8 @@ PyObject *dlb_raise_error(const char *error, const char *format, ...);
 PyObject *dlb_refuse_layout(const char *reason, const char *call,
                             const DLTensor *tensor);
 /* The same for a reason out of dlb_take_*, which may also be "memory" or "version". */
-PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *tensor);
+PyObject *dlb_refuse_take(const char *reason, const char *call, const DLTensor *tensor,
+                          DLPackVersion version);
 /* The exception that is set, as an object with its traceback; a new reference. */
 PyObject *dlb_take_exception(void);
 /* The exception of the last failure of the CUDA driver in this thread; NULL. */

@@ -195,6 +195,7 @@ static const char *own(dlb_view *view, dlb_buffer *buffer) {
 
 const char *dlb_take_managed(DLManagedTensorVersioned *managed, dlb_view *view) {
     dlb_buffer *buffer = dlb_buffer_of_managed(managed);
+    view->version = managed->version;
     if (buffer == NULL || managed->version.major != DLPACK_MAJOR_VERSION) {
         if (buffer != NULL)
             dlb_buffer_drop(buffer);
@@ -204,7 +205,6 @@ const char *dlb_take_managed(DLManagedTensorVersioned *managed, dlb_view *view) 
     }
     view->dl = managed->dl_tensor;
     view->flags = managed->flags;
-    view->version = managed->version;
     view->borrowed = (dlb_stream_id){0};
     return own(view, buffer);
 }
@@ -294,9 +294,10 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
                                dlb_stream worker) {
     uint64_t all = (tensor->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED) | flags;
     if (!versioned && (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !force_readonly)
-        return dlb_refuse("readonly",
-                          "__dlpack__: a legacy capsule cannot say that the memory is "
-                          "read-only; ask with max_version=(1, 0) or export a copy");
+        return dlb_refuse(
+            "readonly",
+            "__dlpack__: a legacy capsule cannot say that the memory is "
+            "read-only; ask with max_version=(1, 0), or for a copy with copy=True");
     if (!versioned && (all & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED))
         return refuse_padded();
     dlb_view view;
@@ -598,6 +599,6 @@ int dlb_take_capsule(PyObject *capsule, dlb_view *view, const char *call) {
     }
     if (reason == NULL)
         return 0;
-    dlb_refuse_take(reason, call, &view->dl);
+    dlb_refuse_take(reason, call, &view->dl, view->version);
     return -1;
 }

@@ -98,7 +98,7 @@ class NumPy(Framework):
         import numpy
 
         if isinstance(x, numpy.generic):
-            x = protocol.copied_by_numpy(policy, context, "scalar", lambda: numpy.array(x))
+            x = protocol.copied_by_numpy(x, policy, context, "scalar", lambda: numpy.array(x))
         if isinstance(x, numpy.ma.MaskedArray):
             if x.mask is not numpy.ma.nomask:
                 raise ExchangeError(

@@ -297,7 +297,7 @@ def _resolved(x: Any, reason: str, resolve: str, policy: Policy, context: Exchan
         raise ExchangeError(
             reason,
             f"from_dlpack: the torch.Tensor is lazy ({reason}): its memory holds other values; "
-            "copy=False forbids the copy that resolves it",
+            f"copy=False forbids the copy that would help: pass copy=None, or x.{resolve}()",
         )
     return context.copying("torch", reason, lambda: getattr(x, resolve)())
 
@@ -328,7 +328,11 @@ def _refuse_without_memory(x: Any) -> None:
             "is wrapped by torch.func, without memory; wrap the function with dlbridge.wrap",
         ),
         (type(x).__name__ == "FakeTensor", "lazy", "is fake: it has no memory"),
-        (_dispatches(x, torch), "subclass", "is a subclass that computes by __torch_dispatch__"),
+        (
+            _dispatches(x, torch),
+            "subclass",
+            "is a subclass that computes by __torch_dispatch__; pass the tensor that it wraps",
+        ),
         (torch.nn.parameter.is_lazy(x), "lazy", "is not initialised; run its module once"),
         (x.is_nested, "sparse", "is nested"),
         (

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, name_call
 from dlbridge.graph.core.operation import Tensor
 from dlbridge.proto import datatypes
 from dlbridge.proto.datatypes import DataType, as_dtype
@@ -71,7 +71,9 @@ def read(value: Any, where: str) -> Array:
         raise ValueError(f"{where}: None values not supported.")
     if isinstance(value, np.ndarray | np.generic):
         if isinstance(value, np.ma.MaskedArray):
-            raise UnsupportedTypeError(f"{where}: the mask of a masked array would be lost")
+            raise UnsupportedTypeError(
+                f"{where}: the mask of a masked array would be lost; pass x.filled(value)"
+            )
         return np.asarray(value)
     if isinstance(value, str | bytes):
         return _read_text(np.array(value, np.object_), where)
@@ -151,6 +153,9 @@ def _read_tensor(value: Any, where: str) -> Array:
             f"{where}: expected a number, text, an array, a tensor or lists of numbers, got "
             f"{value!r} of type {type(value).__name__}"
         ) from error
+    except ExchangeError as error:
+        name_call(error, where)
+        raise
     return array
 
 
@@ -207,7 +212,11 @@ def cast(array: Array, dtype: DataType, where: str) -> Array:
         return _copy(array, numpy)
     if array.dtype.kind == "O":
         array = _read_objects(array, dtype, where)
-    kind = _kind(array.dtype)
+    try:
+        kind = _kind(array.dtype)
+    except UnsupportedTypeError as error:
+        name_call(error, where)
+        raise
     if array.size and kind not in _SOURCES[dtype.kind]:
         raise _unexpected(where, dtype.name, array.reshape(-1)[0].item())
     if dtype.kind in "iuq" and kind != "b" and not _range_fits(array, dtype):

@@ -12,7 +12,13 @@ import numpy as np
 
 from dlbridge import dtype as dlpack_dtypes
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
+from dlbridge.errors import (
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    UnsupportedTypeError,
+    name_call,
+)
 from dlbridge.execution.backend import to_numpy
 from dlbridge.execution.errors import ResourceExhaustedError
 from dlbridge.graph.core import values
@@ -166,7 +172,9 @@ def feeder(tensor: Tensor, framework: str | None) -> Callable[[Any], Any]:
     """
     dtype = tensor.dtype.base_dtype
     if dtype is variant:
-        raise UnsupportedTypeError(f"feed_dict: {tensor.name!r} is a variant, which cannot be fed")
+        raise UnsupportedTypeError(
+            f"Session.run: {tensor.name!r} is a variant, which cannot be fed"
+        )
     if dtype.numpy is None:
         return lambda value: value
 
@@ -179,8 +187,9 @@ def feeder(tensor: Tensor, framework: str | None) -> Callable[[Any], Any]:
             array = _array(value, tensor, dtype, framework)
         except MemoryError as error:  # also where max_bytes of the session allows no such array
             raise ResourceExhaustedError(
-                f"feed_dict: the value for {tensor.name!r} cannot be converted to {dtype.name}: "
-                f"{error}; feed an array of that dtype, which is shared, or allow more max_bytes",
+                f"Session.run: value for {tensor.name!r} cannot be converted to "
+                f"{dtype.name}: {error}; feed an array of that dtype, which is shared, or allow "
+                "more max_bytes",
                 tensor.op,
             ) from error
         _check_shape(array, tensor)
@@ -198,11 +207,15 @@ def _array(value: Any, tensor: Tensor, dtype: DataType, framework: str | None) -
             f"The value of a feed cannot be a symbolic tensor, got {value!r} for {tensor.name!r}: "
             "run it first, or feed numbers, text, lists, NumPy arrays or a framework's tensors"
         )
-    where = f"feed_dict: value for {tensor.name!r} of dtype {dtype.name}"
+    where = f"Session.run: value for {tensor.name!r} of dtype {dtype.name}"
     is_foreign = _has_dtype(value, dtype)
     if is_foreign and framework is None:
         return value
-    array = to_numpy(value) if is_foreign else values.read(value, where)
+    try:
+        array = to_numpy(value) if is_foreign else values.read(value, where)
+    except ExchangeError as error:
+        name_call(error, where)
+        raise
     if array.dtype == dtype.numpy and array.dtype.isnative and dtype.kind != "s":
         return array
     try:
