@@ -95,6 +95,7 @@ from dlbridge.tensor.values import equal
 if TYPE_CHECKING:
     from dlbridge.check import check_consumer, check_producer, doctor, faults, inspect, ledger
     from dlbridge.frameworks.conversions import convert, from_dlpack
+    from dlbridge.frameworks.onnxruntime.binding import register_onnxruntime
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -191,6 +192,7 @@ __all__ = [
     "ones_like",
     "receipts",
     "register_framework",
+    "register_onnxruntime",
     "set_aligned_numpy",
     "set_allocator",
     "stream",
@@ -227,6 +229,7 @@ _LATER = {
     "ledger": "check",
     "load_library": "kernels.library",
     "load_package": "kernels.packages",
+    "register_onnxruntime": "frameworks.onnxruntime.binding",
     "wrap": "kernels.wrap",
     **dict.fromkeys(_FUNCTIONS, "kernels.functions"),
 }

@@ -65,6 +65,7 @@ C = {
     "abi": ("abi", "calling conventions"),
     "xla": ("xla", "XLA's typed FFI"),
     "tensorflow": ("tensorflow", "the op of TensorFlow"),
+    "onnxruntime": ("onnxruntime", "operators of models"),
     "call": ("call", "Python arguments to a call"),
     "torch_op": ("torch_op", "operators of torch"),
     "module.c": ("module.c", "the module"),

@@ -709,6 +709,23 @@ def tensorflow_open(library: str, dtypes: dict[int, tuple[int, int, int]], /) ->
 def tensorflow_execute(function: Callable[..., Any], /, *args: object) -> Any:
     """Call `function`; where it raises because our op failed, raise what failed instead."""
 
+# ---- ONNX Runtime's operators ----
+
+def onnxruntime_plan(
+    element_types: dict[int, tuple[int, int, int]],
+    domains: tuple[tuple[str, tuple[Any, ...], int], ...],
+    /,
+) -> object:
+    """Kernels as custom operators, to be registered any number of times; kept for good.
+
+    A domain is (name, kernels, count of all overloads); a kernel is (key, name, scalars, optional,
+    mutated, overloads), with bits for inputs; a scalar (name, kind, default, is_required); an
+    overload the element types of inputs and outputs.
+    """
+
+def onnxruntime_register(plan: object, function: Callable[[str], Any], library: str, /) -> Any:
+    """Call `function(library)`, which has the runtime ask this module for operators."""
+
 # ---- plans of a graph ----
 
 @final

@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "exchange/exchange.h"
 #include "mpi/mpi.h"
+#include "onnxruntime/onnxruntime.h"
 #include "tensorflow/tensorflow.h"
 #include "torch_op/op.h"
 #include "xla/xla.h"
@@ -265,6 +266,7 @@ static int add_functions(PyObject *module) {
         dlb_cuda_functions,         dlb_memory_functions,   dlb_call_functions,
         dlb_tensorflow_functions,   dlb_torch_op_functions, dlb_torch_functions,
         dlb_torch_memory_functions, dlb_tree_functions,     dlb_signal_functions,
+        dlb_onnxruntime_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

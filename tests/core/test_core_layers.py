@@ -26,6 +26,7 @@ LAYERS = (
     "abi",  # calling conventions
     "xla",  # the handler of XLA's typed FFI
     "tensorflow",  # the op of TensorFlow
+    "onnxruntime",  # operators of ONNX Runtime
     "call",  # from Python arguments to a kernel and back
     "torch_op",  # operators of torch's dispatcher
     "module.c",  # the module: it sets the hooks by which low layers reach high ones

@@ -1,0 +1,158 @@
+"""Kernels in ONNX Runtime: called with OrtValues, and as operators of models.
+
+A kernel is an operator of the domain that its namespace names, at version 1. In a model's node
+
+    inputs      are the tensors of the schema, "" for an optional one that is left out
+    outputs     are the results, then what the kernel writes in place
+    attributes  are the scalars; one that is left out has its default
+
+ONNX has no float64 among attributes: a scalar of kind float may be a float, an int, or text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dlbridge import registry
+from dlbridge._core import native
+from dlbridge.errors import ArgumentError
+from dlbridge.frameworks.onnxruntime import ELEMENT_TYPES
+from dlbridge.kernels.binding import Binding
+from dlbridge.kernels.kernel import Kernel, recorded
+from dlbridge.kernels.schema import DTypeSet, Schema
+
+_KINDS = {"int": 1, "bool": 1, "float": 2, "str": 3}
+_NUMBERS = {triple: number for number, triple in ELEMENT_TYPES.items()}
+_MAX_OVERLOADS = 1000
+_PLANS: dict[tuple[str, ...], object] = {}
+_PLANNING = registry.lock()
+
+
+class OnnxRuntime(Binding):
+    """The direct route: the kernel runs on the memory of OrtValues."""
+
+    name = "onnxruntime"
+
+
+def register_onnxruntime(session_options: Any, kernels: Kernel | Iterable[Kernel]) -> None:
+    """Make kernels operators of the sessions that `session_options` opens.
+
+    A kernel `mylib::scale` is the operator `scale` of the domain `mylib`. Its nodes run on the CPU,
+    without Python where the kernel has none; shapes and dtypes of results are inferred from the
+    schema when the model is loaded. A kernel that fails ends `session.run` with its own text.
+
+    Args:
+        session_options: an `onnxruntime.SessionOptions`.
+        kernels: a kernel or several, each with a schema and a function for the CPU.
+
+    Raises:
+        ArgumentError: a kernel cannot be an operator, or two have one name.
+
+    Example:
+        options = onnxruntime.SessionOptions()
+        dlbridge.register_onnxruntime(options, [mylib.scale, mylib.rope])
+        session = onnxruntime.InferenceSession("model.onnx", options)
+    """
+    register = getattr(session_options, "register_custom_ops_library", None)
+    if register is None:
+        raise ArgumentError(
+            "register_onnxruntime: session_options must be an onnxruntime.SessionOptions, got "
+            f"{type(session_options).__name__}"
+        )
+    listed = [kernels] if isinstance(kernels, Kernel) else list(kernels)
+    for kernel in listed:
+        _check(kernel)
+    names = [kernel.name for kernel in listed]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ArgumentError(f"register_onnxruntime: two of the kernels are called {twice}")
+    if listed:
+        native.onnxruntime_register(_plan(listed), register, native.__file__)
+
+
+def _check(kernel: object) -> None:
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(
+            f"register_onnxruntime: kernels must be kernels, got {type(kernel).__name__}"
+        )
+    call = f"register_onnxruntime: {kernel.name}"
+    if kernel.schema is None:
+        raise ArgumentError(f"{call} has no schema, so that no model can be checked against it")
+    if "cpu" not in kernel.functions:
+        raise ArgumentError(f"{call} has no function for the CPU, where its nodes would run")
+    if any(part.optional and part.mutated for part in kernel.schema.tensors):
+        raise ArgumentError(
+            f"{call} writes a tensor that may be left out, which would be an output without a type"
+        )
+    if not (kernel.schema.results or kernel.schema.mutated):
+        raise ArgumentError(f"{call} has no results: a model would leave its nodes out")
+
+
+def _plan(kernels: Sequence[Kernel]) -> object:
+    keys = tuple(map(recorded, kernels))
+    with _PLANNING:
+        if keys not in _PLANS:
+            spaces: dict[str, list[Any]] = {}
+            for key, kernel in zip(keys, kernels, strict=True):
+                assert kernel.schema is not None
+                spaces.setdefault(kernel.schema.namespace, []).append(_describe(key, kernel.schema))
+            domains = tuple(
+                (name, tuple(described), sum(len(each[-1]) for each in described))
+                for name, described in spaces.items()
+            )
+            _PLANS[keys] = native.onnxruntime_plan(ELEMENT_TYPES, domains)
+        return _PLANS[keys]
+
+
+def _describe(key: str, schema: Schema) -> tuple[Any, ...]:
+    scalars = tuple(
+        (
+            part.name,
+            _KINDS[part.kind],
+            part.default if isinstance(part.default, int | float | str) else None,
+            not part.optional,
+        )
+        for part in schema.scalars
+    )
+    optional = sum(1 << index for index, part in enumerate(schema.tensors) if part.optional)
+    mutated = sum(1 << index for index in schema.mutated)
+    return key, schema.name, scalars, optional, mutated, _overloads(schema)
+
+
+def _overloads(schema: Schema) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """Return the element types of inputs and outputs, for each choice of the dtypes."""
+    variables = {part.variable: _element_types(schema, part) for part in schema.dtypes}
+    if math.prod(map(len, variables.values())) > _MAX_OVERLOADS:
+        raise ArgumentError(
+            f"register_onnxruntime: {schema.qualified} takes more than {_MAX_OVERLOADS} "
+            "combinations of dtypes, each an operator of its own; narrow its sets of dtypes"
+        )
+    found = []
+    for choice in itertools.product(*variables.values()):
+        chosen = dict(zip(variables, choice, strict=True))
+        inputs = [chosen[_variable(part.dtype)] for part in schema.tensors]
+        results = [chosen[_variable(part.dtype)] for part in schema.results]
+        found.append((tuple(inputs), (*results, *(inputs[place] for place in schema.mutated))))
+    return tuple(found)
+
+
+def _variable(dtype: DTypeSet | None) -> str:
+    assert dtype is not None
+    return dtype.variable
+
+
+def _element_types(schema: Schema, part: DTypeSet) -> list[int]:
+    triples = [each.triple for each in part.dtypes] or list(_NUMBERS)
+    known = [_NUMBERS[each] for each in triples if each in _NUMBERS and each[1] >= 8]
+    if not known:
+        raise ArgumentError(
+            f"register_onnxruntime: {schema.qualified} has a tensor of {part.text}, which ONNX "
+            "Runtime does not have"
+        )
+    return known
+
+
+BINDING = OnnxRuntime()

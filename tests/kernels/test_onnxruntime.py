@@ -1,0 +1,318 @@
+"""Kernels as operators of ONNX Runtime: in models, with attributes, shapes, errors and threads."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge._core import native
+from dlbridge.errors import ArgumentError
+
+ort = pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+helper = onnx.helper
+
+SOURCE = """
+#include "dlbridge_kernel.h"
+#include <string.h>
+
+static int64_t count(const DLTensor *x) {
+    int64_t total = 1;
+    for (int i = 0; i < x->ndim; i++)
+        total *= x->shape[i];
+    return total;
+}
+
+int scale(void *context, DLTensor *t, int n) {
+    double factor = dlb_get_float(context, 0);
+    if (factor == 13)
+        return dlb_set_error(context, "%g is unlucky", factor);
+    for (int64_t i = 0; i < count(t); i++)
+        if (t[0].dtype.bits == 32)
+            ((float *)t[1].data)[i] = (float)(factor * ((float *)t[0].data)[i]);
+        else
+            ((double *)t[1].data)[i] = factor * ((double *)t[0].data)[i];
+    return 0;
+}
+
+/* out[0 .. n) = x, out[n .. 2 n) = y or 0, out[2 n] = how many scalars are there */
+int join(void *context, DLTensor *t, int n) {
+    int64_t size = t[0].shape[0];
+    float *out = t[3].data;
+    for (int64_t i = 0; i < size; i++) {
+        out[i] = ((float *)t[0].data)[i];
+        out[size + i] = dlb_is_missing(&t[1]) ? 0 : ((float *)t[1].data)[i];
+    }
+    out[2 * size] = dlb_is_missing(&t[2]) ? -1 : ((float *)t[2].data)[0];
+    return 0;
+}
+
+int tell(void *context, DLTensor *t, int n) {
+    const dlb_context *call = context;
+    double *out = t[1].data;
+    out[0] = (double)dlb_get_int(context, 0);
+    out[1] = (double)dlb_get_int(context, 1);
+    out[2] = (double)strlen(call->scalars[2].value.s);
+    out[3] = call->scalars[3].kind == DLB_NONE ? -1 : dlb_get_float(context, 3);
+    return 0;
+}
+
+int increase(void *context, DLTensor *t, int n) {
+    for (int64_t i = 0; i < count(t); i++)
+        ((float *)t[0].data)[i] += 1;
+    *(int64_t *)t[1].data = count(t);
+    return 0;
+}
+"""
+NUMBERS = {np.dtype(name): number for name, number in (("f4", 1), ("f8", 11), ("i8", 7))}
+DOMAIN = "ort_tests"
+
+
+def compiled(name: str, schema: str) -> Any:
+    """Return a kernel of SOURCE."""
+    return dlbridge.compile_c(SOURCE, name, f"{DOMAIN}::{schema}")
+
+
+@pytest.fixture(scope="module")
+def scale() -> Any:
+    return compiled("scale", "scale(x: A=f32|f64[*s], *, factor: float = 2.0) -> A[*s]")
+
+
+def node(op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> Any:
+    return helper.make_node(op, list(inputs), list(outputs), domain=DOMAIN, **attributes)
+
+
+def model(nodes: Sequence[Any], inputs: dict[str, Any], outputs: Sequence[str]) -> bytes:
+    """Return a model; an input is (dtype, shape), the outputs are to be inferred."""
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [
+            helper.make_tensor_value_info(name, NUMBERS[np.dtype(dtype)], shape)
+            for name, (dtype, shape) in inputs.items()
+        ],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+    )
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    made: bytes = helper.make_model(graph, opset_imports=domains, ir_version=8).SerializeToString()
+    return made
+
+
+def opened(kernels: Any, *args: Any) -> Any:
+    """Return a session of `model(*args)` with kernels."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    dlbridge.register_onnxruntime(options, kernels)
+    return ort.InferenceSession(model(*args), options)
+
+
+def chain(op: str, dtype: str, shape: Sequence[Any], length: int = 1, **attributes: Any) -> Any:
+    """Return the arguments of a model of nodes in a row."""
+    nodes = [node(op, [f"v{i}"], [f"v{i + 1}"], **attributes) for i in range(length)]
+    return nodes, {"v0": (dtype, shape)}, [f"v{length}"]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_nodes_of_each_dtype_run_and_their_results_are_inferred(scale: Any, dtype: str) -> None:
+    session = opened(scale, *chain("scale", dtype, ["batch", 3], 3, factor=3.0))
+    (output,) = session.get_outputs()
+    assert (output.type, output.shape) == (
+        {"f4": "tensor(float)", "f8": "tensor(double)"}[dtype],
+        ["batch", 3],
+    )
+    x = np.arange(6, dtype=dtype).reshape(2, 3)
+    (y,) = session.run(None, {"v0": x})
+    assert (y.dtype, y.tolist()) == (np.dtype(dtype), (27 * x).tolist())
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 2, 1, 2, 1, 2, 1)])
+def test_each_rank_and_no_elements(scale: Any, shape: tuple[int, ...]) -> None:
+    session = opened(scale, *chain("scale", "f8", shape))
+    x = np.arange(np.prod(shape, dtype=int), dtype="f8").reshape(shape)
+    (y,) = session.run(None, {"v0": x})
+    assert (y.shape, y.tolist()) == (shape, (2 * x).tolist())
+
+
+@pytest.mark.parametrize(
+    ("given", "factor"),
+    [({}, 2.0), ({"factor": 0.5}, 0.5), ({"factor": 3}, 3.0), ({"factor": "0.1"}, 0.1)],
+)
+def test_scalars_are_attributes(scale: Any, given: dict[str, Any], factor: float) -> None:
+    """Text has the float64 that no attribute of ONNX holds."""
+    session = opened(scale, *chain("scale", "f8", [2], **given))
+    assert session.run(None, {"v0": np.array([1.0, 10.0])})[0].tolist() == [factor, 10 * factor]
+
+
+def test_scalars_of_every_kind() -> None:
+    kernel = compiled(
+        "tell",
+        "tell(x: f64[4], *, flag: bool, count: int = -7, word: str = 'abc', rest: float? = None)"
+        " -> f64[4]",
+    )
+    x = {"v0": np.zeros(4)}
+    session = opened(kernel, *chain("tell", "f8", [4], flag=1))
+    assert session.run(None, x)[0].tolist() == [1, -7, 3, -1]
+    session = opened(kernel, *chain("tell", "f8", [4], flag=0, count=2**62, word="", rest=1.5))
+    assert session.run(None, x)[0].tolist() == [0, 2**62, 0, 1.5]
+    with pytest.raises(Exception, match=f"{DOMAIN}::tell: attribute 'flag' is missing"):
+        opened(kernel, *chain("tell", "f8", [4]))
+    for wrong in ({"count": 1.5}, {"count": "1"}, {"word": 1}, {"rest": "much"}):
+        with pytest.raises(Exception, match=f"attribute '{next(iter(wrong))}' is of another kind"):
+            opened(kernel, *chain("tell", "f8", [4], flag=1, **wrong))
+
+
+def test_optional_inputs_may_be_left_out_anywhere() -> None:
+    kernel = compiled("join", "join(x: f32[n], y: f32[n]? = None, z: f32[1]? = None) -> f32[2*n+1]")
+    inputs = {name: ("f4", [2]) for name in "xy"} | {"z": ("f4", [1])}
+    feeds = {"x": np.float32([1, 2]), "y": np.float32([3, 4]), "z": np.float32([5])}
+    for given, expected in (
+        (["x"], [1, 2, 0, 0, -1]),
+        (["x", "y"], [1, 2, 3, 4, -1]),
+        (["x", "", "z"], [1, 2, 0, 0, 5]),
+        (["x", "y", "z"], [1, 2, 3, 4, 5]),
+    ):
+        used = {name: inputs[name] for name in given if name}
+        session = opened(kernel, [node("join", given, ["out"])], used, ["out"])
+        (y,) = session.run(None, {name: feeds[name] for name in used})
+        assert y.tolist() == expected
+
+
+def test_shapes_of_results_are_computed_where_they_are_known() -> None:
+    kernel = compiled("join", "lengthen(x: f32[n], y: f32[n], z: f32[1]) -> f32[2*n+1]")
+    inputs = {"x": ("f4", ["n"]), "y": ("f4", [4]), "z": ("f4", [1])}
+    session = opened(kernel, [node("lengthen", "xyz", ["out"])], inputs, ["out"])
+    assert session.get_outputs()[0].shape == [9]
+    inputs["y"] = ("f4", ["m"])
+    session = opened(kernel, [node("lengthen", "xyz", ["out"])], inputs, ["out"])
+    feeds = {"x": np.float32([1]), "y": np.float32([2]), "z": np.float32([3])}
+    assert session.run(None, feeds)[0].tolist() == [1, 2, 3]
+
+
+def test_what_a_kernel_writes_is_an_output_and_the_input_stays() -> None:
+    kernel = compiled("increase", "increase(x!: f32[n]) -> i64[]")
+    session = opened(
+        kernel, [node("increase", ["x"], ["count", "y"])], {"x": ("f4", ["n"])}, ["count", "y", "x"]
+    )
+    assert [each.shape for each in session.get_outputs()][1:] == [["n"], ["n"]]
+    x = np.float32([1, 2, 3])
+    count, y, same = session.run(None, {"x": x})
+    assert (count.item(), y.tolist(), same.tolist()) == (3, [2, 3, 4], [1, 2, 3])
+    assert x.tolist() == [1, 2, 3]
+
+
+def test_a_failing_kernel_says_so_in_its_own_words(scale: Any) -> None:
+    session = opened(scale, *chain("scale", "f8", [2], factor=13.0))
+    with pytest.raises(Exception, match=f"{DOMAIN}::scale: 13 is unlucky"):
+        session.run(None, {"v0": np.ones(2)})
+
+
+def test_a_mismatch_names_the_argument() -> None:
+    kernel = compiled("join", "unequal(x: f32[n], y: f32[n], z: f32[1]) -> f32[2*n+1]")
+    inputs = {"x": ("f4", ["a"]), "y": ("f4", ["b"]), "z": ("f4", ["c"])}
+    session = opened(kernel, [node("unequal", "xyz", ["out"])], inputs, ["out"])
+    feeds = {"x": np.ones(2, "f4"), "y": np.ones(3, "f4"), "z": np.ones(1, "f4")}
+    with pytest.raises(Exception, match=r"argument 'y': expected f32\[n=2\], got f32\[3\]"):
+        session.run(None, feeds)
+
+
+def test_a_dtype_that_the_schema_lacks_is_refused_at_load(scale: Any) -> None:
+    with pytest.raises(Exception, match=r"tensor\(int64\)"):
+        opened(scale, *chain("scale", "i8", [2]))
+
+
+def test_python_functions_and_their_exceptions() -> None:
+    def halve(x: Any) -> Any:
+        if x[0] < 0:
+            raise ValueError("no negative numbers")
+        return x / 2
+
+    kernel = dlbridge.wrap(halve, f"{DOMAIN}::halve(x: f64[n]) -> f64[n]", abi="python:numpy")
+    session = opened(kernel, *chain("halve", "f8", ["n"], 2))
+    assert session.run(None, {"v0": np.array([4.0, 8.0])})[0].tolist() == [1, 2]
+    with pytest.raises(Exception, match="no negative numbers"):
+        session.run(None, {"v0": np.array([-1.0])})
+
+
+def test_many_threads_run_one_session(scale: Any) -> None:
+    session = opened(scale, *chain("scale", "f8", ["n"], 20, factor=1.5))
+
+    def run(number: int) -> bool:
+        x = np.arange(number, dtype="f8")
+        return bool((session.run(None, {"v0": x})[0] == x * 1.5**20).all())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(200)))
+
+
+def test_a_session_keeps_the_kernels_that_it_was_opened_with() -> None:
+    """Also where the name means another kernel now."""
+
+    def open_one(factor: float) -> Any:
+        schema = f"renewed(x: f64[n], *, factor: float = {factor}) -> f64[n]"
+        return opened(compiled("scale", schema), *chain("renewed", "f8", [1]))
+
+    old, new = open_one(2.0), open_one(5.0)
+    gc.collect()
+    x = {"v0": np.ones(1)}
+    assert (old.run(None, x)[0].item(), new.run(None, x)[0].item()) == (2, 5)
+
+
+def test_options_may_get_kernels_in_several_calls_and_of_several_namespaces(scale: Any) -> None:
+    other = dlbridge.compile_c(
+        SOURCE, "scale", "ort_tests_2::triple(x: f64[n], *, factor: float = 3.0) -> f64[n]"
+    )
+    graph = helper.make_graph(
+        [
+            node("scale", ["x"], ["y"]),
+            helper.make_node("triple", ["y"], ["z"], domain="ort_tests_2"),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("x", 11, [1])],
+        [helper.make_tensor_value_info("z", 11, [1])],
+    )
+    domains = [helper.make_opsetid(name, 1) for name in (DOMAIN, "ort_tests_2")]
+    data = helper.make_model(graph, opset_imports=domains, ir_version=8).SerializeToString()
+    for calls in ([[scale, other]], [[scale], [other]]):
+        options = ort.SessionOptions()
+        for kernels in calls:
+            dlbridge.register_onnxruntime(options, kernels)
+        session = ort.InferenceSession(data, options)
+        assert session.run(None, {"x": np.ones(1)})[0].item() == 6
+
+
+def test_values_cross_in_the_same_memory_by_io_binding(scale: Any) -> None:
+    session = opened(scale, *chain("scale", "f4", [4]))
+    x, y = np.arange(4, dtype="f4"), np.zeros(4, "f4")
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("v0", dlbridge.to_onnxruntime(x))
+    binding.bind_ortvalue_output("v1", dlbridge.to_onnxruntime(y))
+    session.run_with_iobinding(binding)
+    assert y.tolist() == [0, 2, 4, 6]
+
+
+def test_what_cannot_be_an_operator_is_refused_before_anything_is_registered(scale: Any) -> None:
+    options = ort.SessionOptions()
+
+    def check(kernels: Any, match: str, options: Any = options) -> None:
+        with pytest.raises(ArgumentError, match=f"register_onnxruntime: .*{match}"):
+            dlbridge.register_onnxruntime(options, kernels)
+
+    check(scale, "session_options must be an onnxruntime.SessionOptions, got int", 3)
+    check([scale, 3], "kernels must be kernels, got int")
+    check([scale, scale], f"two of the kernels are called {DOMAIN}::scale")
+    check(dlbridge.compile_c(SOURCE, "scale"), "has no schema")
+    check(compiled("scale", "complex(x: c64[n]) -> c64[n]"), "c64, which ONNX Runtime does not")
+    check(compiled("increase", "nothing(x: f32[n]) -> ()"), "has no results")
+    check(compiled("join", "all(x: A=any[n], y: B=any[n], z: C=any[n]) -> A[n]"), "1000")
+    dlbridge.register_onnxruntime(options, [])
+
+
+def test_the_core_is_no_library_of_operators_by_itself() -> None:
+    with pytest.raises(Exception, match=r"call dlbridge\.register_onnxruntime"):
+        ort.SessionOptions().register_custom_ops_library(native.__file__)
