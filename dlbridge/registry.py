@@ -153,6 +153,7 @@ _ALIASES = {
     "arrow": "pyarrow",
     "paddlepaddle": "paddle",
     "ort": "onnxruntime",
+    "wp": "warp",
 }
 
 

@@ -26,6 +26,7 @@ TYPES = {
     "tensorflow": ("tensorflow", "tensorflow.Tensor"),
     "torch": ("torch", "torch.Tensor"),
     "tvm": ("tvm_ffi", "tvm_ffi.Tensor"),
+    "warp": ("warp", "warp.array[Any]"),
 }
 _PACKAGE = Path(__file__).resolve().parent.parent
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import tensorflow
     import torch
     import tvm_ffi
+    import warp
 
     import dlbridge.tensor.tensor
 
@@ -81,6 +82,10 @@ if TYPE_CHECKING:
         x: object, /, to: Literal["tvm"], **policies: Unpack[Policies]
     ) -> tvm_ffi.Tensor: ...
     @overload
+    def convert(
+        x: object, /, to: Literal["warp"], **policies: Unpack[Policies]
+    ) -> warp.array[Any]: ...
+    @overload
     def convert(x: object, /, to: object, **policies: Unpack[Policies]) -> Any: ...
     def convert(x: object, /, to: object, **policies: Any) -> Any: ...
 
@@ -97,6 +102,7 @@ to_pyarrow: native.Converter[pyarrow.Tensor]
 to_tensorflow: native.Converter[tensorflow.Tensor]
 to_torch: native.Converter[torch.Tensor]
 to_tvm: native.Converter[tvm_ffi.Tensor]
+to_warp: native.Converter[warp.array[Any]]
 
 __all__ = [
     "to_cupy",
@@ -111,6 +117,7 @@ __all__ = [
     "to_tensorflow",
     "to_torch",
     "to_tvm",
+    "to_warp",
 ]
 # End of the written part.
 

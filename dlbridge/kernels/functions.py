@@ -28,6 +28,7 @@ to_pyarrow_func: ToFunc
 to_pytorch_func: ToFunc
 to_tensorflow_func: ToFunc
 to_tvm_func: ToFunc
+to_warp_func: ToFunc
 
 __all__ = [
     "convert_func",
@@ -43,6 +44,7 @@ __all__ = [
     "to_pytorch_func",
     "to_tensorflow_func",
     "to_tvm_func",
+    "to_warp_func",
 ]
 # End of the written part.
 

@@ -115,6 +115,7 @@ class Kernel(native.KernelBase):
     mlx: Callable[..., Any]
     pyarrow: Callable[..., Any]
     onnxruntime: Callable[..., Any]
+    warp: Callable[..., Any]
     paddle: Callable[..., Any]
     dpnp: Callable[..., Any]
     cupy: Callable[..., Any]

@@ -26,6 +26,7 @@ DISPLAYED = {
     "cupy": "CuPy",
     "onnxruntime": "ONNX Runtime",
     "mxnet": "MXNet",
+    "warp": "Warp",
 }
 
 

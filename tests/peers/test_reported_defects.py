@@ -2,8 +2,8 @@
 
 `check` means a rule that `tests/check/broken.py` has for the library, against which the rules are
 run; `matrix` a `Sign`, by which `tests/check/test_compatibility.py` judges; `doctor` a `Quirk` row,
-shown for the versions in which the defect was seen. The rows of Paddle, dpnp, CuPy, MXNet and ONNX
-Runtime are held by their tests, where these are installed.
+shown for the versions in which the defect was seen. The rows of Paddle, dpnp, CuPy, MXNet, ONNX
+Runtime and Warp are held by their tests, where these are installed.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ REPORTED: dict[int, dict[str, str]] = {
         "tvm": "asks_for_versions matrix",
         "mxnet": "",
         "onnxruntime": "matrix",
+        "warp": "matrix",
     },
     21: {"numpy": ""},
     22: {"numpy": "matrix", "dpnp": "matrix"},
@@ -120,6 +121,7 @@ REPORTED: dict[int, dict[str, str]] = {
         "dpnp": "",
         "mxnet": "",
         "onnxruntime": "matrix",
+        "warp": "",
     },
     31: {"jax": "matrix", "mlx": "memory_is_shared matrix", "dpnp": ""},
     33: {"jax": "capsule_tells_the_device", "paddle": "matrix", "mxnet": ""},
