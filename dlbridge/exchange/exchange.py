@@ -466,7 +466,8 @@ def fit(
         tensor = _to_device(tensor, policy, context)
     tensor = _cast(tensor, policy, context)
     import_copies = framework.import_copies(tensor) if framework is not None else None
-    if policy.copy is True and context.copied_by is None and import_copies is None:
+    will_copy = import_copies is not None or _will_narrow(tensor, framework, policy)
+    if policy.copy is True and context.copied_by is None and not will_copy:
         tensor = _copy(tensor, "requested", policy, context)
     if policy.layout == "contiguous" and not tensor.is_contiguous:
         tensor = _copy(tensor, "strides", policy, context)
@@ -558,6 +559,12 @@ def _narrower(tensor: native.TensorBase) -> tuple[int, int, int] | None:
     code, bits, lanes = tensor._dtype_triple
     found = _NARROWER.get((code, bits))
     return None if found is None or lanes != 1 else (*found, 1)
+
+
+def _will_narrow(tensor: native.TensorBase, framework: Framework | None, policy: Policy) -> bool:
+    if framework is None or policy.narrow != "checked" or _narrower(tensor) is None:
+        return False
+    return framework.refusal(tensor) == "dtype"
 
 
 def _narrow(

@@ -729,3 +729,35 @@ def directory(tmp_path_factory):
 @pytest.mark.parametrize("name", cases.names("exchange_cases.py"))
 def test_with_the_stand_in_for_cupy(name, directory):
     cases.check("exchange_cases.py", name, directory)
+
+
+# ---- batches that a thread converts ahead --------------------------------------------------------
+
+
+@pytest.mark.parametrize("fresh", [True, None])
+def test_batches_of_a_stream_are_complete_on_any_stream(machine, fresh):
+    """The thread that converts them has a current stream of its own, which nobody else knows."""
+    producer = Framework(machine, machine.stream())
+    batches = ({"x": producer.full(value, slow=True)} for value in range(1, 4))
+    with dlbridge.stream(batches, "dlbridge", prefetch=1, fresh=fresh) as ahead:
+        for value, batch in enumerate(ahead, 1):
+            own = machine.stream()
+            machine.launch(own, reads=[(batch["x"].data_ptr, 64)])
+            assert machine.read_back(batch["x"].data_ptr, 64) == bytes([value]) * 64
+            machine.synchronise()
+            del batch
+
+
+def test_device_memory_that_is_written_again_is_copied_before(machine):
+    producer = Framework(machine, machine.stream())
+
+    def make():
+        buffer = producer.empty()
+        for value in range(1, 5):
+            yield [buffer.write(value, slow=True)]
+
+    with dlbridge.stream(make(), "dlbridge", prefetch=3) as ahead:
+        made = list(ahead)
+    machine.synchronise()
+    found = [machine.read_back(batch[0].data_ptr, 64) for batch in made]
+    assert found == [bytes([value]) * 64 for value in range(1, 5)]

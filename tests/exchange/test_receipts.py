@@ -45,6 +45,16 @@ def test_a_copy_is_recorded() -> None:
     assert "copied by dlbridge (requested)" in repr(receipt)
 
 
+def test_what_is_narrowed_is_not_copied_before(framework: Any) -> None:
+    framework("jax")
+    for x in (np.arange(3), np.arange(3.0)):
+        receipt = explain(x, "jax", copy=True, narrow="checked")
+        assert (receipt.copied_by, receipt.why) == ("dlbridge", "dtype")
+        made = convert(x, "jax", copy=True, narrow="checked")
+        x[:] = 7
+        assert made.tolist() == [0, 1, 2]
+
+
 def test_every_entry_is_recorded() -> None:
     x = matrix()
     with receipts() as log:

@@ -204,6 +204,18 @@ def test_batches_of_a_tensorflow_dataset_are_shared(framework: Any, as_numpy: bo
     assert [row.copied_by for row in ahead.report().rows] == [None]
 
 
+def test_batches_of_grain_are_copied_unless_they_are_fresh(framework: Any) -> None:
+    grain = framework("grain")
+    data = [{"x": np.full(4, i, np.float32), "y": np.int64(i)} for i in range(12)]
+    pipeline = grain.MapDataset.source(data).batch(3).to_iter_dataset()
+    for fresh, copied in ((None, 4 * (48 + 24)), (True, 0)):
+        ahead = stream(pipeline, "dlbridge", fresh=fresh)
+        assert [batch["y"].tolist() for batch in ahead] == np.arange(12).reshape(4, 3).tolist()
+        assert ahead.report().nbytes_copied == copied
+    with stream(iter(pipeline), "dlbridge") as ahead:
+        next(ahead)
+
+
 # ---- errors --------------------------------------------------------------------------------------
 
 
