@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from dlbridge.check import check_consumer, check_producer, doctor, faults, inspect, ledger
     from dlbridge.frameworks.conversions import convert, from_dlpack
     from dlbridge.frameworks.onnxruntime.binding import register_onnxruntime
+    from dlbridge.frameworks.torch.exporting import onnx_translations
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -189,6 +190,7 @@ __all__ = [
     "load_library",
     "load_package",
     "ones",
+    "onnx_translations",
     "ones_like",
     "receipts",
     "register_framework",
@@ -229,6 +231,7 @@ _LATER = {
     "ledger": "check",
     "load_library": "kernels.library",
     "load_package": "kernels.packages",
+    "onnx_translations": "frameworks.torch.exporting",
     "register_onnxruntime": "frameworks.onnxruntime.binding",
     "wrap": "kernels.wrap",
     **dict.fromkeys(_FUNCTIONS, "kernels.functions"),

@@ -55,8 +55,8 @@ RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 FRAMEWORKS = (
     "cupy", "dpctl", "dpnp", "jax", "jaxlib", "keras", "ml_dtypes", "mlx", "mpi4py", "mxnet",
-    "numba", "onnxruntime", "openvino", "optree", "paddle", "pandas", "polars", "pyarrow",
-    "tensorflow", "torch", "triton", "tvm", "tvm_ffi", "warp",
+    "numba", "onnx", "onnxruntime", "onnxscript", "openvino", "optree", "paddle", "pandas",
+    "polars", "pyarrow", "tensorflow", "torch", "triton", "tvm", "tvm_ffi", "warp",
 )  # fmt: skip
 
 

@@ -1,0 +1,87 @@
+"""torch.onnx.export of models with kernels, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlbridge
+from dlbridge.errors import ArgumentError
+
+torch = pytest.importorskip("torch")
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+SOURCE = """
+#include "dlbridge_kernel.h"
+
+/* (low + x * factor, x or other, with `word`) of vectors; `low` and `other` may be missing */
+int mix(void *context, DLTensor *t, int n) {
+    double factor = dlb_get_float(context, 0);
+    int64_t shift = dlb_get_int(context, 1);
+    for (int64_t i = 0; i < t[0].shape[0]; i++) {
+        double x = ((double *)t[0].data)[i];
+        double low = dlb_is_missing(&t[1]) ? 0 : ((double *)t[1].data)[i];
+        double other = dlb_is_missing(&t[2]) ? x : ((double *)t[2].data)[i];
+        ((double *)t[3].data)[i] = low + x * factor;
+        ((double *)t[4].data)[i] = other + (double)shift;
+    }
+    return 0;
+}
+"""
+SCHEMA = (
+    "onnx_export::mix(x: f64[n], low: f64[n]? = None, other: f64[n]? = None, *, "
+    "factor: float = 0.1, shift: int = 0) -> (first: f64[n], second: f64[n])"
+)
+
+
+@pytest.fixture(scope="module")
+def mix() -> Any:
+    return dlbridge.compile_c(SOURCE, "mix", SCHEMA)
+
+
+def export(model: Any, arguments: tuple[Any, ...], path: Path, mix: Any, **keywords: Any) -> Any:
+    """Return a session of the exported model."""
+    table = dlbridge.onnx_translations(mix)
+    torch.onnx.export(
+        model.eval(), arguments, path, dynamo=True, custom_translation_table=table, verbose=False,
+        **keywords,
+    )  # fmt: skip
+    options = ort.SessionOptions()
+    dlbridge.register_onnxruntime(options, mix)
+    return ort.InferenceSession(path, options)
+
+
+def test_an_exported_model_computes_what_the_model_does(tmp_path: Path, mix: Any) -> None:
+    """With scalars that are float32 and that are not, defaults, and arguments left out."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            a, b = mix(x + 1, factor=0.3, shift=2)
+            c, d = mix(a, y, b)
+            e, f = mix(d, None, c * 2, factor=0.5)
+            return torch.stack([a, b, c, d, e, f])
+
+    x, y = torch.arange(4.0).double(), torch.tensor([5.0, -1.0, 0.25, 1e9]).double()
+    length = torch.export.Dim("length", min=2)
+    session = export(
+        Model(), (x, y), tmp_path / "m.onnx", mix, dynamic_shapes=({0: length}, {0: length})
+    )
+    for inputs in ((x, y), (y.repeat(3), x.repeat(3))):
+        feeds = {
+            each.name: value.numpy()
+            for each, value in zip(session.get_inputs(), inputs, strict=True)
+        }
+        assert session.run(None, feeds)[0].tolist() == Model()(*inputs).tolist()
+
+
+def test_kernels_that_a_model_cannot_have_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"onnx_translations: .* has no schema"):
+        dlbridge.onnx_translations([dlbridge.compile_c(SOURCE, "mix")])
+    writing = dlbridge.compile_c(SOURCE, "mix", "onnx_export::writing(x!: f64[n]) -> f64[n]")
+    with pytest.raises(ArgumentError, match="onnx_export::writing writes x"):
+        dlbridge.onnx_translations(writing)
+    with pytest.raises(ArgumentError, match="must be kernels, got str"):
+        dlbridge.onnx_translations(["mix"])
