@@ -23,6 +23,7 @@ TOGETHER = {
     **dict.fromkeys(("signals", "registry", "device", "shape"), "dtype"),
     **dict.fromkeys(("text", "files", "checkout"), "errors"),
     **dict.fromkeys(("demo", "terminal", "__main__"), "cli"),
+    "testing": "check",
 }
 # Title and purpose of each box.
 PYTHON = {
@@ -37,7 +38,7 @@ PYTHON = {
     "kernels.kinds": ("kernels/kinds", "what can be wrapped"),
     "kernels": ("kernels", "wrap, Kernel, compile_c"),
     "proto": ("proto", "TensorFlow's messages"),
-    "check": ("check", "what objects say by DLPack"),
+    "check": ("check · testing", "of DLPack, of kernels"),
     "execution": ("execution", "plans and placement"),
     "frameworks": ("frameworks/<name>", "adapter, kernel binding"),
     "mpi": ("mpi", "collectives, messages"),

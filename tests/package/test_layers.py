@@ -36,7 +36,7 @@ LAYERS = (
     ("proto",),
     ("execution",),
     ("frameworks",),
-    ("check",),
+    ("check", "testing"),
     ("mpi",),
     ("graph.core",),
     ("graph.session",),

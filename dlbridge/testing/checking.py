@@ -1,0 +1,530 @@
+"""check_kernel: an operator against its reference, in every framework and under each compiler.
+
+What holds for all frameworks is here; `torch_checks`, `jax_checks` and `tensorflow_checks` have
+what one framework can do to a function: trace it, differentiate it, make it a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlbridge import frameworks, registry
+from dlbridge._core import native
+from dlbridge.errors import ArgumentError, DLBridgeError
+from dlbridge.exchange import adapter
+from dlbridge.exchange.protocol import describe
+from dlbridge.kernels.kernel import Kernel, is_native_to
+from dlbridge.signals import is_from_handler
+from dlbridge.testing import samples
+from dlbridge.testing.samples import Recipe, Sample
+from dlbridge.text import did_you_mean
+
+THREADS, CALLS = 4, 8
+GUARD = 64  # bytes before and behind a result that a kernel must leave alone
+FILL = 0xA5
+CLASHES = (("tensorflow", "paddle"),)  # the second crashes when it is imported after the first
+WITH_MEMORY = ("numpy", "torch")
+
+Check = Callable[["Subject"], None]
+
+
+class Inapplicable(Exception):  # noqa: N818  (no error: it ends a check that says nothing here)
+    """A check does not apply to this kernel, for the reason given."""
+
+
+class Subject(NamedTuple):
+    """What is checked: a kernel in one framework.
+
+    Attributes:
+        recipe: the kernel, its reference and how arguments are made.
+        framework: the name.
+        sample: arguments in the widest floating dtype, which most checks use.
+        others: samples of the other dtypes.
+    """
+
+    recipe: Recipe
+    framework: str
+    sample: Sample
+    others: list[Sample]
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """The kernel's function for this framework."""
+        function: Callable[..., Any] = getattr(self.recipe.kernel, self.framework)
+        return function
+
+    @property
+    def returns_written(self) -> bool:
+        """Whether written arguments come back as new values, after the results."""
+        return self.framework in ("jax", "tensorflow")
+
+    def again(self, seed: int) -> Sample:
+        """Return other arguments of the same dtypes and shapes."""
+        return samples.make_sample(self.recipe, self.sample.dtypes, seed)
+
+    def outputs(self, function: Callable[..., Any], tensors: list[Any]) -> list[Any]:
+        """Call a function of tensors; return results and written arguments."""
+        got = samples.several(function(*tensors))
+        if not self.returns_written:
+            got += [tensors[place] for place in self.recipe.schema.mutated]
+        return got
+
+    def require_gradient(self) -> None:
+        """End the check where there is nothing to differentiate."""
+        kernel, schema = self.recipe.kernel, self.recipe.schema
+        if kernel.vjp is None and not is_native_to(kernel, self.framework):
+            raise Inapplicable("the kernel has no vjp")
+        if schema.mutated:
+            raise Inapplicable("it writes its arguments")
+        if not self.sample.floating() or not any(
+            each is not None for each in samples.weights(self.sample.expected)
+        ):
+            raise Inapplicable("no argument, or no result, is floating")
+
+    def require_batch(self) -> None:
+        """End the check where there is nothing to batch."""
+        if self.recipe.schema.mutated:
+            raise Inapplicable("it writes its arguments")
+        if not self.recipe.schema.tensors:
+            raise Inapplicable("it takes no tensor")
+
+    def batch(self, size: int = 3) -> tuple[list[Any], list[samples.Array]]:
+        """Return stacked arguments as arrays of NumPy, and the stacked results."""
+        each = [self.again(seed) for seed in range(size)]
+        stacked = [
+            np.stack([native.convert(one.tensors[place], "numpy") for one in each])
+            for place in range(len(self.sample.tensors))
+        ]
+        return stacked, [
+            np.stack(parts) for parts in zip(*[one.expected for one in each], strict=True)
+        ]
+
+    def compare_batch(self, got: Any, expected: list[samples.Array]) -> None:
+        """Raise AssertionError where a batch is not what its elements give."""
+        named = samples.names(self.recipe.schema)
+        samples.compare(self.recipe, samples.several(got), expected, named, "as a batch, ")
+
+
+class CheckRow(NamedTuple):
+    """One check.
+
+    Attributes:
+        framework: where.
+        check: its name, as in `skip=`.
+        status: "passed", "failed" or "skipped".
+        text: what was wrong, or why it does not apply.
+    """
+
+    framework: str
+    check: str
+    status: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.framework}.{self.check}: {self.status}{self.text and ': '}{self.text}"
+
+
+class KernelReport(NamedTuple):
+    """What `check_kernel` found: its text has a line for each check.
+
+    Attributes:
+        kernel: the name.
+        rows: one CheckRow for each framework and check.
+    """
+
+    kernel: str
+    rows: tuple[CheckRow, ...]
+
+    @property
+    def failed(self) -> tuple[CheckRow, ...]:
+        """The checks that failed."""
+        return tuple([row for row in self.rows if row.status == "failed"])
+
+    def __str__(self) -> str:
+        counts = [
+            f"{sum(row.status == status for row in self.rows)} {status}"
+            for status in ("passed", "failed", "skipped")
+        ]
+        order = {"failed": 0, "skipped": 1, "passed": 2}
+        rows = sorted(self.rows, key=lambda row: order[row.status])
+        return "\n    ".join([f"{self.kernel}: {', '.join(counts)}", *map(str, rows)])
+
+
+def check_kernel(
+    kernel: Kernel,
+    reference: Callable[..., Any],
+    *,
+    sizes: Mapping[str, Any] | None = None,
+    scalars: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, samples.Maker] | None = None,
+    frameworks: Iterable[str] | None = None,
+    skip: Iterable[str] = (),
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> KernelReport:
+    """Check an operator in every installed framework: one call for each, in an author's tests.
+
+    Arguments are made from the schema. Checked are, in each framework: `values` against the
+    reference, in every dtype; `inputs`, which must stay as they were; `empty` tensors; `threads`,
+    which call it at once. In NumPy and PyTorch: `layouts` (strided, transposed and, in NumPy,
+    reversed, misaligned and read-only memory) and `out=`, of which it must write every element and
+    nothing around it. In PyTorch: `opcheck`, `compile`, `export`, `vmap`, `gradient` and, in
+    float64, `gradcheck`; in JAX, with 64-bit types: `jit`, `export`, `vmap`, `gradient`; in
+    TensorFlow: `function` (tf.function), `vmap` (tf.vectorized_map), `gradient`.
+
+    Gradients are compared with differences of the reference. What does not apply (a gradient where
+    the kernel has no vjp, a dtype that the framework does not have) is skipped, and the report says
+    why. A kernel that crashes ends the process: nothing runs in another one.
+
+    Args:
+        kernel: with a schema, for the CPU.
+        reference: the same in NumPy, for the same arguments. It gets floating arrays as float64,
+            complex ones as complex128, and writes into its arguments where the kernel does.
+        sizes: extents of named dimensions, a tuple for a pack: {"n": 5, "...": (2, 3)}.
+        scalars: values of scalars; those that are left out have their defaults.
+        inputs: functions that make an argument, of a random generator and a shape:
+            {"positions": lambda rng, shape: rng.integers(0, 9, shape)}. Otherwise floating values
+            are normal, integers below 4.
+        frameworks: names; None is every one that is installed.
+        skip: checks to leave out: "threads", "torch.vmap", or "mlx".
+        rtol: relative tolerance of values; None is what suits the dtype.
+        atol: absolute tolerance of values, likewise.
+
+    Returns:
+        The report, of which nothing failed.
+
+    Raises:
+        AssertionError: a check failed; the text says in which framework, and what was wrong.
+        ArgumentError: the arguments of this call are wrong.
+
+    Example:
+        >>> import dlbridge, numpy
+        >>> def double(x):
+        ...     return 2 * x
+        >>> double = dlbridge.wrap(double, "docs::double(x: f64[n]) -> f64[n]", abi="python:numpy")
+        >>> report = check_kernel(double, lambda x: x + x, frameworks=["numpy"])
+        >>> print(str(report).splitlines()[0])
+        docs::double: 6 passed, 0 failed, 0 skipped
+    """
+    recipe = Recipe(
+        kernel,
+        _check_kernel(kernel, reference),
+        reference,
+        sizes or {},
+        scalars or {},
+        inputs or {},
+        rtol,
+        atol,
+    )
+    samples.check_recipe(recipe)
+    chosen = _choose(frameworks)
+    left_out = _check_skip(skip)
+    made = [samples.make_sample(recipe, each) for each in samples.dtype_choices(recipe.schema)]
+    rows = []
+    first = [crashes for _, crashes in CLASHES]
+    for name in sorted(chosen, key=first.__contains__, reverse=True):
+        rows += _check_in(Subject(recipe, name, made[0], made[1:]), left_out)
+    report = KernelReport(kernel.name, tuple(rows))
+    if report.failed:
+        raise AssertionError(f"check_kernel: {report}")
+    if not any(row.status == "passed" for row in rows):
+        raise AssertionError(f"check_kernel: nothing could be checked: {report}")
+    return report
+
+
+# ---- the call ------------------------------------------------------------------------------------
+
+
+def _check_kernel(kernel: object, reference: object) -> Any:
+    """Return the schema of a kernel that can be checked."""
+    if not isinstance(kernel, Kernel):
+        raise ArgumentError(f"check_kernel: kernel must be a Kernel, got {describe(kernel)}")
+    if kernel.schema is None:
+        raise ArgumentError(f"check_kernel: {kernel.name} has no schema to make arguments from")
+    if "cpu" not in kernel.platforms:
+        raise ArgumentError(
+            f"check_kernel: {kernel.name} has functions for {', '.join(kernel.platforms)} only; "
+            "kernels are checked on the CPU"
+        )
+    if not callable(reference):
+        raise ArgumentError(
+            f"check_kernel: reference must be a function of NumPy arrays, got {describe(reference)}"
+        )
+    return kernel.schema
+
+
+def _choose(names: Iterable[str] | None) -> list[str]:
+    if names is None:
+        return frameworks.installed()
+    if isinstance(names, str):
+        raise ArgumentError(f"check_kernel: frameworks must be a list of names, got {names!r}")
+    return [registry.row(name, "check_kernel").name for name in names]
+
+
+def _check_skip(skip: Iterable[str]) -> frozenset[str]:
+    """Return the checks to leave out, which must be known: a misspelt one would leave out none."""
+    left_out = frozenset([skip] if isinstance(skip, str) else skip)
+    known = frameworks.names()
+    for name in frameworks.names():
+        checks = [*CHECKS, *(MEMORY_CHECKS if name in WITH_MEMORY else ())]
+        checks += OWN_CHECKS.get(name, ())
+        known += [part for check in checks for part in (check, f"{name}.{check}")]
+    for each in left_out:
+        if each not in known:
+            raise ArgumentError(
+                f"check_kernel: skip: there is no check {each!r}{did_you_mean(each, known)}"
+            )
+    return left_out
+
+
+def _check_in(subject: Subject, left_out: frozenset[str]) -> list[CheckRow]:
+    """Return the rows of one framework."""
+    name = subject.framework
+    if name in left_out:
+        return [CheckRow(name, "all", "skipped", "left out by skip=")]
+    for other, crashes in CLASHES:
+        if name == crashes and registry.is_loaded(other) and not registry.is_loaded(name):
+            text = f"importing {name} after {other} crashes the process"
+            return [CheckRow(name, "all", "skipped", text)]
+    try:
+        adapter.start(adapter.adapter(name))
+    except DLBridgeError as error:
+        return [CheckRow(name, "all", "skipped", str(error))]
+    fitting, refused = _fitting(subject)
+    if fitting is None:
+        return [CheckRow(name, "all", "skipped", refused)]
+    subject = fitting
+    checks = CHECKS | (MEMORY_CHECKS if name in WITH_MEMORY else {})
+    working = _working(name)
+    own = _own_module(name)
+    checks |= {each: getattr(own, f"check_{each}") for each in OWN_CHECKS.get(name, ())}
+    rows = []
+    for each, check in checks.items():
+        if {each, f"{name}.{each}"} & left_out:
+            rows.append(CheckRow(name, each, "skipped", "left out by skip="))
+        else:
+            rows.append(_run(subject, each, check, working))
+    return rows
+
+
+def _fitting(subject: Subject) -> tuple[Subject | None, str]:
+    """Return the subject with the first sample whose dtypes the framework has; or None and why."""
+    every = [subject.sample, *subject.others]
+    refused = ""
+    with _working(subject.framework)():
+        for sample in every:
+            try:
+                sample.given(subject.framework)
+            except DLBridgeError as error:
+                refused = refused or str(error)
+                if samples.why_not(error) is None:
+                    raise
+                continue
+            others = [each for each in every if each is not sample]
+            return subject._replace(sample=sample, others=others), ""
+    return None, refused
+
+
+def _run(
+    subject: Subject, name: str, check: Check, working: Callable[[], AbstractContextManager[Any]]
+) -> CheckRow:
+    try:
+        with working():
+            check(subject)
+    except Inapplicable as reason:
+        return CheckRow(subject.framework, name, "skipped", str(reason))
+    except Exception as error:
+        if is_from_handler(error):
+            raise
+        why = samples.why_not(error)
+        if why is not None:
+            return CheckRow(subject.framework, name, "skipped", why)
+        kind = "" if type(error) is AssertionError else f"{type(error).__name__}: "
+        return CheckRow(subject.framework, name, "failed", f"{kind}{error}")
+    return CheckRow(subject.framework, name, "passed")
+
+
+# ---- checks in every framework -------------------------------------------------------------------
+
+
+def check_values(subject: Subject) -> None:
+    """The reference's values, in each dtype that the framework has."""
+    for sample in (subject.sample, *subject.others):
+        try:
+            tensors = sample.given(subject.framework)
+        except DLBridgeError as error:
+            if samples.why_not(error) is None:
+                raise
+            continue
+        got = subject.outputs(sample.function(subject.call), tensors)
+        sample.compare(got, f"with {sample.title}, ")
+
+
+def check_inputs(subject: Subject) -> None:
+    """Arguments that the schema does not mark with `!` are as before."""
+    tensors = subject.sample.given(subject.framework)
+    subject.sample.function(subject.call)(*tensors)
+    written = () if subject.returns_written else subject.recipe.schema.mutated
+    for place, (tensor, before) in enumerate(zip(tensors, subject.sample.tensors, strict=True)):
+        if place not in written:
+            name = subject.recipe.schema.tensors[place].name
+            what = f"the argument {name}, which the schema does not mark with `!`, was written:"
+            samples.compare_arrays(samples.wide(tensor), samples.wide(before), what, 0, 0)
+
+
+def check_empty(subject: Subject) -> None:
+    """Each named dimension in turn has no elements."""
+    recipe, done = subject.recipe, 0
+    scalars = [each.name for each in recipe.schema.scalars]
+    for name in recipe.schema.names:
+        if name in scalars:
+            continue
+        try:
+            sample = samples.make_sample(recipe, subject.sample.dtypes, **{name: 0})
+        except ArgumentError:
+            continue  # other dimensions would be negative
+        tensors = sample.given(subject.framework)
+        got = subject.outputs(sample.function(subject.call), tensors)
+        sample.compare(got, f"with {name} = 0, ")
+        done += 1
+    if not done:
+        raise Inapplicable("no dimension can be 0")
+
+
+def check_threads(subject: Subject) -> None:
+    """Several threads call it at once, each with arguments of its own."""
+    each = [subject.again(seed) for seed in range(THREADS)]
+    given = [sample.given(subject.framework) for sample in each]
+    start = threading.Barrier(THREADS)
+    working = _working(subject.framework)
+
+    def call(sample: Sample, tensors: list[Any]) -> list[list[Any]]:
+        start.wait()
+        with working():
+            function = sample.function(subject.call)
+            calls = 1 if subject.recipe.schema.mutated else CALLS
+            return [subject.outputs(function, tensors) for _ in range(calls)]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for sample, several in zip(each, pool.map(call, each, given), strict=True):
+            for got in several:
+                sample.compare(got, "called by several threads, ")
+
+
+def _own_module(name: str) -> ModuleType | None:
+    """Return the module with the checks for one framework, or None."""
+    if name not in OWN_CHECKS:
+        return None
+    return registry.load(import_module, f"{__package__}.{name}_checks")
+
+
+def _working(name: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return the block in which calls of a framework are made."""
+    return getattr(_own_module(name), "working", nullcontext)
+
+
+# ---- checks where memory can be looked at --------------------------------------------------------
+
+
+def check_layouts(subject: Subject) -> None:
+    """Memory that is strided, in another order, reversed, misaligned or read-only."""
+    arrays = [native.convert(each, "numpy", copy=True) for each in subject.sample.tensors]
+    function = subject.sample.function(subject.call)
+    for name, lay in LAYOUTS.items():
+        if subject.framework == "torch" and name in ("reversed", "misaligned", "read-only"):
+            continue
+        if name == "read-only" and subject.recipe.schema.mutated:
+            continue
+        tensors = [lay(each) for each in arrays]
+        if subject.framework == "torch":
+            tensors = [native.convert(each, "torch", copy=False) for each in tensors]
+        subject.sample.compare(subject.outputs(function, tensors), f"with {name} memory, ")
+
+
+def _strided(array: samples.Array) -> samples.Array:
+    if not array.ndim:
+        return array.copy()
+    wider = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+    wider[..., ::2] = array
+    return wider[..., ::2]
+
+
+def _reversed(array: samples.Array) -> samples.Array:
+    return array[..., ::-1].copy()[..., ::-1] if array.ndim else array.copy()
+
+
+def _misaligned(array: samples.Array) -> samples.Array:
+    memory = np.zeros(array.nbytes + 1, np.uint8)
+    moved = np.ndarray(array.shape, array.dtype, memory.data, 1)
+    moved[...] = array
+    return moved
+
+
+def _read_only(array: samples.Array) -> samples.Array:
+    made = array.copy()
+    made.flags.writeable = False
+    return made
+
+
+LAYOUTS: dict[str, Callable[[samples.Array], samples.Array]] = {
+    "strided": _strided,
+    "transposed": lambda array: array.copy(order="F"),
+    "reversed": _reversed,
+    "misaligned": _misaligned,
+    "read-only": _read_only,
+}
+
+
+def check_out(subject: Subject) -> None:
+    """Each element of `out=` is written, whatever was there, and nothing beside it."""
+    if not subject.recipe.schema.results:
+        raise Inapplicable("it has no results")
+    sample, align = subject.sample, max(GUARD, subject.recipe.kernel.align or 1)
+    around = [_guarded(shape, dtype.to("numpy"), align) for shape, dtype in sample.results]
+    outs = [out for _, out, _ in around]
+    given = [native.convert(each, subject.framework, copy=False) for each in outs]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return subject.call(*args, **kwargs, out=given[0] if len(given) == 1 else tuple(given))
+
+    own = sample.given(subject.framework)
+    sample.compare(subject.outputs(sample.function(call), own), "into out=, ")
+    for part, (memory, out, begin) in zip(subject.recipe.schema.results, around, strict=True):
+        end = begin + out.nbytes
+        beside = np.concatenate([memory[:begin], memory[end:]])
+        if (beside != FILL).any():
+            raise AssertionError(f"it wrote beside {part.name!r}, whose memory is too small for it")
+
+
+def _guarded(
+    shape: tuple[int, ...], dtype: Any, align: int
+) -> tuple[samples.Array, samples.Array, int]:
+    """Return memory full of FILL, an array in its middle, and where that begins."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.full(size + 4 * align, FILL, np.uint8)
+    begin = align + -(memory.ctypes.data + align) % align
+    return memory, np.ndarray(shape, dtype, memory.data, begin), begin
+
+
+CHECKS: dict[str, Check] = {
+    "values": check_values,
+    "inputs": check_inputs,
+    "empty": check_empty,
+    "threads": check_threads,
+}
+# Where memory can be laid out as one likes, and looked at.
+MEMORY_CHECKS: dict[str, Check] = {"layouts": check_layouts, "out": check_out}
+# Each is `check_<name>` in "<framework>_checks", which is imported with the framework.
+OWN_CHECKS = {
+    "torch": ("opcheck", "compile", "export", "vmap", "gradient", "gradcheck"),
+    "jax": ("jit", "export", "vmap", "gradient"),
+    "tensorflow": ("function", "vmap", "gradient"),
+}

@@ -1,0 +1,67 @@
+"""What JAX does to an operator: compile it, export it, make it a batch, differentiate it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+
+from dlbridge._core import native
+from dlbridge.testing import samples
+from dlbridge.testing.checking import Inapplicable, Subject
+
+
+def working() -> AbstractContextManager[Any]:
+    """Return a block in which this thread has 64-bit types."""
+    is_public = hasattr(jax, "enable_x64")
+    switch = jax.enable_x64 if is_public else jax.experimental.enable_x64
+    block: AbstractContextManager[Any] = switch(True)
+    return block
+
+
+def check_jit(subject: Subject) -> None:
+    """jax.jit: the compiled program calls the kernel."""
+    function = jax.jit(subject.sample.function(subject.call))
+    subject.sample.compare(subject.outputs(function, subject.sample.given("jax")), "compiled, ")
+
+
+def check_export(subject: Subject) -> None:
+    """jax.export, and a call of the program that was written and read again."""
+    if not subject.recipe.schema.tensors:
+        raise Inapplicable("it takes no tensor")
+    import jax.export
+
+    check = jax.export.DisabledSafetyCheck.custom_call("dlbridge")
+    function = jax.jit(subject.sample.function(subject.call))
+    tensors = subject.sample.given("jax")
+    program = jax.export.export(function, disabled_checks=[check])(*tensors)
+    read = jax.export.deserialize(bytearray(program.serialize()))
+    subject.sample.compare(subject.outputs(read.call, tensors), "exported, ")
+
+
+def check_vmap(subject: Subject) -> None:
+    """jax.vmap over every tensor argument."""
+    subject.require_batch()
+    arrays, expected = subject.batch()
+    tensors = [native.convert(each, "jax") for each in arrays]
+    subject.compare_batch(jax.vmap(subject.sample.function(subject.call))(*tensors), expected)
+
+
+def check_gradient(subject: Subject) -> None:
+    """jax.grad inside jax.jit, against differences of the reference."""
+    subject.require_gradient()
+    function = subject.sample.function(subject.call)
+    cotangents = samples.weights(subject.sample.expected)
+
+    def loss(*tensors: Any) -> Any:
+        results = samples.several(function(*tensors))
+        return sum(
+            (result * jax.numpy.asarray(weight, result.dtype)).sum()
+            for result, weight in zip(results, cotangents, strict=True)
+            if weight is not None
+        )
+
+    places = tuple(subject.sample.floating())
+    gradients = jax.jit(jax.grad(loss, argnums=places))(*subject.sample.given("jax"))
+    samples.compare_gradients(subject.sample, gradients)

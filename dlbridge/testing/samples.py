@@ -1,0 +1,359 @@
+"""Arguments for a kernel, made from its schema, and what its reference says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlbridge._core import native
+from dlbridge.dtype import DType, as_dtype
+from dlbridge.errors import ArgumentError, DLBridgeError
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.schema import MISSING, Described, Schema
+from dlbridge.text import did_you_mean
+
+Array = np.ndarray[Any, Any]
+Maker = Callable[..., Any]
+
+EXTENTS = (4, 3, 5, 2, 6, 7)  # of the names of a schema, in order: different, so that none is mixed
+PACK = (2, 3)
+ANY_DTYPE = ("float64", "float32", "int32", "uint8", "bool")  # where a schema takes every dtype
+# How far a result may be from the reference's, which computes in float64.
+TOLERANCES = {
+    "float64": 1e-9, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2,
+    "complex128": 1e-9, "complex64": 1e-5,
+}  # fmt: skip
+
+
+class Recipe(NamedTuple):
+    """What the author gave: the kernel, its reference, and how arguments are made."""
+
+    kernel: Kernel
+    schema: Schema
+    reference: Callable[..., Any]
+    sizes: Mapping[str, Any]
+    scalars: Mapping[str, Any]
+    inputs: Mapping[str, Maker]
+    rtol: float | None
+    atol: float | None
+
+
+class Sample(NamedTuple):
+    """The arguments of one call, and what it must give.
+
+    Attributes:
+        recipe: what it was made by.
+        dtypes: the dtype variables of the schema, bound.
+        tensors: one Tensor for each tensor argument.
+        scalars: by name.
+        results: shape and dtype of each result, by the schema.
+        expected: what the reference gave: results, then written arguments.
+    """
+
+    recipe: Recipe
+    dtypes: dict[str, DType]
+    tensors: list[native.TensorBase]
+    scalars: dict[str, Any]
+    results: list[tuple[tuple[int, ...], DType]]
+    expected: list[Array]
+
+    @property
+    def title(self) -> str:
+        """The dtypes in short: "f32", "f32, i64"."""
+        return ", ".join(dict.fromkeys(str(each.dtype) for each in self.tensors)) or "no tensors"
+
+    def function(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of the tensors alone, which calls `kernel` with the scalars as well."""
+        return bind(self.recipe.schema, kernel, self.scalars)
+
+    def given(self, framework: str) -> list[Any]:
+        """Return the tensor arguments as tensors of a framework, in memory of their own."""
+        return [native.convert(each, framework, copy=True) for each in self.tensors]
+
+    def floating(self) -> list[int]:
+        """Return the places of the tensor arguments that can be differentiated."""
+        return [place for place, each in enumerate(self.tensors) if each.dtype.is_floating]
+
+    def compare(self, got: Iterable[Any], what: str = "") -> None:
+        """Raise AssertionError where values are not those that the reference gave."""
+        compare(self.recipe, list(got), self.expected, names(self.recipe.schema), what)
+
+
+def names(schema: Schema) -> list[str]:
+    """Return the names of what a call gives: results, then written arguments."""
+    written = [schema.tensors[place].name for place in schema.mutated]
+    return [each.name for each in schema.results] + written
+
+
+def bind(
+    schema: Schema, kernel: Callable[..., Any], scalars: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return a function of the tensors alone, by position."""
+    positional: list[tuple[str, int, Any]] = []
+    named: list[tuple[str, int, Any]] = []
+    place = 0
+    for each in schema.parameters:
+        value = None if each.is_tensor else scalars[each.name]
+        (named if each.keyword_only else positional).append(
+            (each.name, place if each.is_tensor else -1, value)
+        )
+        place += each.is_tensor
+
+    def function(*tensors: Any) -> Any:
+        args = [value if at < 0 else tensors[at] for _, at, value in positional]
+        kwargs = {name: value if at < 0 else tensors[at] for name, at, value in named}
+        return kernel(*args, **kwargs)
+
+    return function
+
+
+def several(value: Any) -> list[Any]:
+    """Return what a call gave as a list."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+# ---- making them ---------------------------------------------------------------------------------
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse sizes, scalars and inputs that the schema does not have, and scalars that are missing.
+
+    Raises:
+        ArgumentError: with the nearest name.
+    """
+    schema = recipe.schema
+    tensors = [each.name for each in schema.tensors]
+    scalars = [each.name for each in schema.scalars]
+    for option, given, known in (
+        ("sizes", recipe.sizes, [*schema.names, *schema.packs]),
+        ("scalars", recipe.scalars, scalars),
+        ("inputs", recipe.inputs, tensors),
+    ):
+        for name in given:
+            if name not in known:
+                raise ArgumentError(
+                    f"check_kernel: {option}: {schema.qualified} has no {name!r}; it has "
+                    f"{', '.join(known) or 'none'}{did_you_mean(name, known)}"
+                )
+    for each in schema.scalars:
+        is_size = each.name in schema.names
+        if each.name not in recipe.scalars and not is_size and each.default is MISSING:
+            raise ArgumentError(
+                f"check_kernel: {schema.qualified} needs a value of {each.name!r}: pass "
+                f"scalars={{{each.name!r}: …}}"
+            )
+
+
+def dtype_choices(schema: Schema) -> list[dict[str, DType]]:
+    """Return dtypes for the variables of a schema, so that each member of each comes once.
+
+    The first has the widest floating dtypes, in which derivatives are compared.
+    """
+    sets = []
+    for each in schema.dtypes:
+        members = list(each.dtypes or map(as_dtype, ANY_DTYPE))
+        members.sort(key=lambda dtype: (not dtype.is_floating, -dtype.bits))
+        sets.append(members)
+    count = max(map(len, sets), default=1)
+    variables = [each.variable for each in schema.dtypes]
+    return [
+        {name: members[at % len(members)] for name, members in zip(variables, sets, strict=True)}
+        for at in range(count)
+    ]
+
+
+def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **empty: int) -> Sample:
+    """Return arguments of these dtypes.
+
+    Raises:
+        ArgumentError: the schema has no arguments of these sizes.
+    """
+    schema = recipe.schema
+    extents = dict(zip(schema.names, EXTENTS * 6, strict=False)) | dict(recipe.sizes) | empty
+    scalars = {
+        each.name: recipe.scalars.get(each.name, extents.get(each.name, each.default))
+        for each in schema.scalars
+    }
+    extents |= {name: value for name, value in scalars.items() if name in extents}
+    packs = {name: tuple(recipe.sizes.get(name, PACK)) for name in schema.packs}
+    rng = np.random.default_rng(seed)
+    tensors, values = [], []
+    for each in schema.tensors:
+        assert each.dtype is not None
+        shape: list[int] = []
+        for dim in each.dims:
+            extent = dim.evaluate(extents)
+            pack = (
+                packs[str(dim.value)] if dim.kind == "pack" else (3 if extent is None else extent,)
+            )
+            shape += pack
+        dtype = dtypes[each.dtype.variable]
+        maker = recipe.inputs.get(each.name)
+        made = _random(rng, tuple(shape), dtype) if maker is None else maker(rng, tuple(shape))
+        tensors.append(_tensor(np.asarray(made), dtype))
+        values.append(wide(tensors[-1]))
+    found = [Described(each.shape, each.dtype, "", "cpu") for each in tensors]
+    results = schema.results_of(schema.bind(found, list(scalars.values())))
+    expected = _ask(recipe, values, scalars, results)
+    return Sample(recipe, dict(dtypes), tensors, scalars, results, expected)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.is_complex:
+        return rng.normal(size=shape) + 1j * rng.normal(size=shape)
+    if dtype.is_floating:
+        return rng.normal(size=shape)
+    return rng.integers(0, 4, shape)
+
+
+def _tensor(array: Array, dtype: DType) -> native.TensorBase:
+    """Return values, rounded to a dtype, in aligned memory."""
+    wider = array if array.dtype.kind != "f" else array.astype(np.float64)
+    if not (dtype.is_floating or dtype.is_complex):
+        wider = array.astype(dtype.name)
+    made: native.TensorBase = native.convert(
+        np.array(wider, order="C"), "dlbridge", dtype=dtype.name, copy=True
+    )
+    return made
+
+
+def wide(tensor: Any) -> Array:
+    """Return the values of a tensor as an array of NumPy; floating ones as float64."""
+    held = _held(tensor)
+    dtype = held.dtype
+    wider = "float64" if dtype.is_floating else "complex128" if dtype.is_complex else dtype.name
+    array: Array = native.convert(held, "numpy", dtype=wider, copy=True)
+    return array
+
+
+def _held(tensor: Any) -> native.TensorBase:
+    held: native.TensorBase = native.convert(tensor, "dlbridge", readonly="share", grad="detach")
+    return held
+
+
+def _ask(
+    recipe: Recipe,
+    values: Sequence[Array],
+    scalars: Mapping[str, Any],
+    results: Sequence[tuple[Any, DType]],
+) -> list[Array]:
+    """Return what the reference says, checked against the schema."""
+    schema = recipe.schema
+    copies = [each.copy() for each in values]
+    got = several(bind(schema, recipe.reference, scalars)(*copies))
+    if len(got) != len(results):
+        raise ArgumentError(
+            f"check_kernel: the reference of {schema.qualified} returned {len(got)} results, the "
+            f"schema has {len(results)}"
+        )
+    arrays = [np.asarray(each) for each in got]
+    for part, array, (shape, _) in zip(schema.results, arrays, results, strict=True):
+        if array.shape != tuple(shape):
+            raise ArgumentError(
+                f"check_kernel: the reference of {schema.qualified} returned {part.name!r} of "
+                f"shape {array.shape}; by the schema it has {tuple(shape)}"
+            )
+    return arrays + [copies[place] for place in schema.mutated]
+
+
+# ---- comparing -----------------------------------------------------------------------------------
+
+
+def compare(
+    recipe: Recipe, got: Sequence[Any], expected: Sequence[Array], named: Sequence[str], what: str
+) -> None:
+    """Raise AssertionError that names the first value that is wrong."""
+    if len(got) != len(expected):
+        raise AssertionError(f"{what}it gave {len(got)} tensors, not {len(expected)}")
+    for name, value, right in zip(named, got, expected, strict=True):
+        dtype = _held(value).dtype.name
+        tolerance = TOLERANCES.get(dtype, 0.0)
+        compare_arrays(
+            wide(value),
+            right,
+            f"{what}{name}",
+            tolerance if recipe.rtol is None else recipe.rtol,
+            tolerance if recipe.atol is None else recipe.atol,
+        )
+
+
+def compare_arrays(found: Array, right: Array, name: str, rtol: float, atol: float) -> None:
+    """Raise AssertionError that names the element that is farthest from what is right."""
+    if found.shape != right.shape:
+        raise AssertionError(f"{name} has shape {found.shape}, not {right.shape}")
+    close = np.isclose(found, right, rtol=rtol, atol=atol, equal_nan=True)
+    if close.all():
+        return
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(np.asarray(found, complex) - np.asarray(right, complex))
+    difference = np.where(close, -1.0, np.nan_to_num(difference, nan=np.inf))
+    worst = np.unravel_index(int(np.argmax(difference)), found.shape)
+    place = f"[{', '.join(map(str, worst))}]" if worst else ""
+    raise AssertionError(
+        f"{name}{place} is {found[worst]}, not {right[worst]}; {(~close).sum()} of {close.size} "
+        "values are wrong"
+    )
+
+
+# ---- derivatives ---------------------------------------------------------------------------------
+
+
+def weights(expected: Sequence[Array]) -> list[Array | None]:
+    """Return a cotangent for each result, different for each element; None for integers."""
+    return [
+        1 + np.arange(each.size).reshape(each.shape) / (each.size or 1)
+        if each.dtype.kind == "f"
+        else None
+        for each in expected
+    ]
+
+
+def numeric_gradients(sample: Sample) -> list[Array]:
+    """Return the gradients of the weighted sum of results by central differences.
+
+    They are the reference's, in float64, so that kernels of any floating dtype are compared.
+    """
+    cotangents = weights(sample.expected)
+    values = [wide(each) for each in sample.tensors]
+    function = bind(sample.recipe.schema, sample.recipe.reference, sample.scalars)
+
+    def loss(place: int, at: tuple[int, ...], step: float) -> float:
+        moved = [each.copy() for each in values]
+        moved[place][at] += step
+        results = several(function(*moved))
+        return sum(
+            float(np.sum(np.asarray(result) * weight))
+            for result, weight in zip(results, cotangents, strict=True)
+            if weight is not None
+        )
+
+    step, found = 1e-6, []
+    for place in sample.floating():
+        gradient = np.zeros_like(values[place])
+        for at in np.ndindex(gradient.shape):
+            gradient[at] = (loss(place, at, step) - loss(place, at, -step)) / (2 * step)
+        found.append(gradient)
+    return found
+
+
+def compare_gradients(sample: Sample, gradients: Sequence[Any]) -> None:
+    """Raise AssertionError where gradients are not those of the reference."""
+    places = sample.floating()
+    for place, got, right in zip(places, gradients, numeric_gradients(sample), strict=True):
+        part = sample.recipe.schema.tensors[place]
+        dtype = sample.tensors[place].dtype.name
+        found = np.zeros_like(right) if got is None else wide(got)
+        tolerance = {"float64": 1e-5, "float32": 2e-3}.get(dtype, 0.1)
+        compare_arrays(found, right, f"the gradient of {part.name}", tolerance, tolerance)
+
+
+def why_not(error: BaseException) -> str | None:
+    """Return why a framework cannot be asked: it has no such tensors; None for other errors."""
+    reason = getattr(error, "reason", None) if isinstance(error, DLBridgeError) else None
+    return str(error) if reason in ("dtype", "readonly", "device", "missing") else None

@@ -1,0 +1,53 @@
+"""What TensorFlow does to an operator: trace it, make it a batch, differentiate it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from dlbridge._core import native
+from dlbridge.testing import samples
+from dlbridge.testing.checking import Subject
+
+
+def working() -> AbstractContextManager[Any]:
+    """Return a block for each check."""
+    return nullcontext()
+
+
+def check_function(subject: Subject) -> None:
+    """tf.function: the graph calls the kernel."""
+    function = tf.function(subject.sample.function(subject.call), autograph=False)
+    tensors = subject.sample.given("tensorflow")
+    subject.sample.compare(subject.outputs(function, tensors), "in tf.function, ")
+
+
+def check_vmap(subject: Subject) -> None:
+    """tf.vectorized_map over every tensor argument."""
+    subject.require_batch()
+    arrays, expected = subject.batch()
+    tensors = [native.convert(each, "tensorflow") for each in arrays]
+    function = subject.sample.function(subject.call)
+    got = tf.vectorized_map(lambda elements: function(*elements), tensors)
+    subject.compare_batch(got, expected)
+
+
+def check_gradient(subject: Subject) -> None:
+    """A tape, against differences of the reference."""
+    subject.require_gradient()
+    tensors = subject.sample.given("tensorflow")
+    wanted = [tensors[place] for place in subject.sample.floating()]
+    cotangents = samples.weights(subject.sample.expected)
+    with tf.GradientTape() as tape:
+        tape.watch(wanted)
+        results = samples.several(subject.sample.function(subject.call)(*tensors))
+        loss = tf.add_n(
+            [
+                tf.reduce_sum(result * tf.cast(weight, result.dtype))
+                for result, weight in zip(results, cotangents, strict=True)
+                if weight is not None
+            ]
+        )
+    samples.compare_gradients(subject.sample, tape.gradient(loss, wanted))

@@ -1,0 +1,94 @@
+"""What PyTorch does to an operator: its own checks, the compilers, batches and derivatives."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from dlbridge._core import native
+from dlbridge.testing import samples
+from dlbridge.testing.checking import Inapplicable, Subject
+
+
+def working() -> AbstractContextManager[Any]:
+    """Return a block for each check."""
+    return nullcontext()
+
+
+def check_opcheck(subject: Subject) -> None:
+    """torch.library.opcheck: schema, autograd, fake kernel, dispatch by AOTAutograd."""
+    schema, sample = subject.recipe.schema, subject.sample
+    operator = getattr(getattr(torch.ops, schema.namespace), schema.name).default
+    called: list[Any] = []
+    sample.function(lambda *args, **kwargs: called.extend((args, kwargs)))(*_leaves(subject))
+    found = torch.library.opcheck(operator, called[0], called[1], raise_exception=False)
+    wrong = [f"{name}: {end}" for name, end in found.items() if end != "SUCCESS"]
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+
+
+def check_compile(subject: Subject) -> None:
+    """torch.compile(fullgraph=True), by the compiler of graphs alone: no C++ compiler is needed."""
+    torch.compiler.reset()
+    function = torch.compile(
+        subject.sample.function(subject.call), fullgraph=True, backend="aot_eager"
+    )
+    subject.sample.compare(subject.outputs(function, subject.sample.given("torch")), "compiled, ")
+
+
+def check_export(subject: Subject) -> None:
+    """torch.export, and a call of the exported program."""
+    if not subject.recipe.schema.tensors:
+        raise Inapplicable("it takes no tensor")
+    function = subject.sample.function(subject.call)
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, *tensors: Any) -> Any:
+            return function(*tensors)
+
+    program = torch.export.export(Module(), tuple(subject.sample.given("torch"))).module()
+    subject.sample.compare(subject.outputs(program, subject.sample.given("torch")), "exported, ")
+
+
+def check_vmap(subject: Subject) -> None:
+    """torch.vmap over every tensor argument."""
+    subject.require_batch()
+    arrays, expected = subject.batch()
+    tensors = [native.convert(each, "torch") for each in arrays]
+    subject.compare_batch(torch.vmap(subject.sample.function(subject.call))(*tensors), expected)
+
+
+def check_gradient(subject: Subject) -> None:
+    """Autograd, against differences of the reference."""
+    subject.require_gradient()
+    tensors = _leaves(subject)
+    results = samples.several(subject.sample.function(subject.call)(*tensors))
+    loss = sum(
+        (result * torch.as_tensor(weight, dtype=result.dtype)).sum()
+        for result, weight in zip(results, samples.weights(subject.sample.expected), strict=True)
+        if weight is not None
+    )
+    wanted = [tensors[place] for place in subject.sample.floating()]
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    samples.compare_gradients(subject.sample, gradients)
+
+
+def check_gradcheck(subject: Subject) -> None:
+    """torch.autograd.gradcheck: the vjp against the kernel itself, in float64."""
+    subject.require_gradient()
+    floating = [subject.sample.tensors[place] for place in subject.sample.floating()]
+    if any(each.dtype != "float64" for each in floating):
+        raise Inapplicable("the kernel takes no float64")
+    torch.autograd.gradcheck(subject.sample.function(subject.call), _leaves(subject))
+
+
+def _leaves(subject: Subject) -> list[Any]:
+    """Return arguments, of which those are to be differentiated that can be."""
+    tensors = subject.sample.given("torch")
+    kernel = subject.recipe.kernel
+    if kernel.vjp is not None and not subject.recipe.schema.mutated:
+        for place in subject.sample.floating():
+            tensors[place].requires_grad_()
+    return tensors

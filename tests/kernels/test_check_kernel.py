@@ -1,0 +1,252 @@
+"""check_kernel passes right kernels, and each of its checks finds a kernel that is broken."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.errors import ArgumentError
+from dlbridge.testing import KernelReport, check_kernel, checking
+
+Framework = Callable[[str], Any]
+OWN = [(name, check) for name, checks in checking.OWN_CHECKS.items() for check in checks]
+SCHEMA = "(x: f64[n], *, by: float = 2.0) -> f64[n]"
+
+
+def times(x: Any, *, by: float = 2.0) -> Any:
+    return by * x
+
+
+def wrap(name: str, function: Any, schema: str = SCHEMA, **options: Any) -> dlbridge.Kernel:
+    return dlbridge.wrap(function, f"checked::{name}{schema}", abi="python:numpy", **options)
+
+
+def compile_(name: str, body: str, schema: str = SCHEMA, **options: Any) -> dlbridge.Kernel:
+    """Return a kernel of C: the body sees n, x and out."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("there is no C compiler here")
+    source = f"""
+        #include "dlbridge_kernel.h"
+        int {name}(void *context, DLTensor *tensors, int count) {{
+            int64_t n = tensors[0].shape[0];
+            double *x = tensors[0].data, *out = tensors[1].data;
+            (void)context; (void)count;
+            {body}
+            return 0;
+        }}
+    """
+    return dlbridge.compile_c(source, name, f"checked::{name}{schema}", **options)
+
+
+def failed(kernel: dlbridge.Kernel, *, framework: str = "numpy", **options: Any) -> dict[str, str]:
+    """Return what `check_kernel` finds wrong: check -> text."""
+    with pytest.raises(AssertionError, match=rf"check_kernel: {kernel.name}: ") as caught:
+        check_kernel(kernel, options.pop("reference", times), frameworks=[framework], **options)
+    rows = [line.strip() for line in str(caught.value).splitlines() if ": failed: " in line]
+    return dict(row.removeprefix(f"{framework}.").split(": failed: ") for row in rows)
+
+
+def statuses(report: KernelReport) -> dict[str, str]:
+    return {row.check: row.status for row in report.rows}
+
+
+# ---- right kernels -------------------------------------------------------------------------------
+
+
+def test_a_right_kernel_passes_every_check_of_numpy() -> None:
+    kernel = wrap("right", times, "(x: f16|f32|f64[n, m], *, by: float = 2.0) -> f16|f32|f64[n, m]")
+    report = check_kernel(kernel, times, frameworks=["numpy"])
+    assert statuses(report) == dict.fromkeys((*checking.CHECKS, *checking.MEMORY_CHECKS), "passed")
+    assert str(report).startswith("checked::right: 6 passed, 0 failed, 0 skipped\n")
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
+def test_a_right_kernel_passes_every_check_of(name: str, framework: Framework) -> None:
+    framework(name)
+    kernel = compile_(
+        "fine",
+        "for (int64_t i = 0; i < n; i++) out[i] = dlb_get_float(context, 0) * x[i];",
+        vjp=lambda grad, by: by * grad,
+    )
+    report = check_kernel(kernel, times, frameworks=[name], scalars={"by": 3.0})
+    found = statuses(report)
+    assert {*found.values()} == {"passed"}, report
+    assert {*checking.OWN_CHECKS[name], *checking.CHECKS} <= found.keys()
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_arguments_that_a_kernel_writes_are_compared(name: str, framework: Framework) -> None:
+    framework(name)
+
+    def add(x: Any, y: Any) -> Any:
+        x += y
+
+    kernel = wrap(f"adds_{name}", add, "(x!: f64[n], y: f64[n])")
+    report = check_kernel(kernel, add, frameworks=[name])
+    assert not report.failed
+    assert statuses(report)["values"] == "passed"
+
+    def wrong(x: Any, y: Any) -> Any:
+        x -= y
+
+    found = failed(kernel, reference=wrong, framework=name)
+    assert "x[" in found["values"]
+
+
+def test_several_results_packs_sizes_and_inputs() -> None:
+    def take(x: Any, at: Any, *, k: int) -> Any:
+        return x[..., at], np.full(k, 1.0)
+
+    kernel = wrap(
+        "take", take, "(x: f64[*b, n], at: i64[m], *, k: int) -> (f64[*b, m], ones: f64[k])"
+    )
+    report = check_kernel(
+        kernel,
+        take,
+        frameworks=["numpy"],
+        sizes={"b": (2, 1), "n": 9, "k": 2},
+        inputs={"at": lambda rng, shape: rng.integers(0, 9, shape)},
+        skip=["empty"],
+    )
+    assert statuses(report)["values"] == "passed"
+    assert statuses(report)["empty"] == "skipped"
+
+
+def test_every_installed_framework_is_checked_by_default(framework: Framework) -> None:
+    framework("torch")
+    kernel = wrap("everywhere", times)
+    report = check_kernel(kernel, times, skip=["jax", "tensorflow", "paddle", "tvm"])
+    done = {row.framework for row in report.rows if row.check == "values"}
+    assert {"numpy", "torch"} <= done
+    assert "torch.gradient: skipped: the kernel has no vjp" in str(report)
+
+
+def test_a_framework_without_the_dtype_is_skipped_and_the_report_says_why(
+    framework: Framework,
+) -> None:
+    framework("mlx")
+    report = check_kernel(wrap("wide", times), times, frameworks=["numpy", "mlx"])
+    (row,) = [row for row in report.rows if row.framework == "mlx"]
+    assert row.status == "skipped"
+    assert "the dtype cannot be represented" in row.text
+
+
+def test_nothing_checked_is_a_failure(framework: Framework) -> None:
+    """A test that skips everything would pass for ever."""
+    with pytest.raises(AssertionError, match="nothing could be checked"):
+        check_kernel(wrap("idle", times), times, frameworks=["numpy"], skip=["numpy"])
+
+
+# ---- broken kernels ------------------------------------------------------------------------------
+
+
+def test_wrong_values_of_one_dtype_are_found() -> None:
+    def narrow(x: Any, *, by: float) -> Any:
+        return by * x if x.dtype == np.float64 else x
+
+    found = failed(wrap("narrow", narrow, "(x: f32|f64[n], *, by: float = 2.0) -> f32|f64[n]"))
+    assert found.keys() == {"values"}
+    assert found["values"].startswith("with float32, out[")
+
+
+def test_an_argument_that_is_written_is_found() -> None:
+    kernel = compile_("spoils", "for (int64_t i = 0; i < n; i++) out[i] = 2 * x[i], x[i] = 7;")
+    assert "the argument x, which the schema does not mark" in failed(kernel)["inputs"]
+
+
+def test_an_error_for_empty_tensors_is_found() -> None:
+    kernel = compile_(
+        "nonempty",
+        "for (int64_t i = 0; i < n; i++) out[i] = 2 * x[i];"
+        'if (n == 0) return dlb_set_error(context, "n is 0");',
+    )
+    assert failed(kernel).keys() == {"empty"}
+
+
+def test_a_kernel_that_depends_on_its_thread_is_found() -> None:
+    home = threading.get_ident()
+
+    def local(x: Any, *, by: float) -> Any:
+        return by * x if threading.get_ident() == home else x
+
+    assert failed(wrap("local", local)).keys() == {"threads"}
+
+
+def test_a_kernel_that_ignores_strides_is_found() -> None:
+    kernel = compile_(
+        "flat", "for (int64_t i = 0; i < n; i++) out[i] = 2 * x[i];", layout="strided"
+    )
+    assert failed(kernel).keys() == {"layouts"}
+
+
+def test_a_result_that_is_not_written_in_full_is_found() -> None:
+    kernel = compile_("short_", "for (int64_t i = 0; i + 1 < n; i++) out[i] = 2 * x[i];")
+    assert "out[3]" in failed(kernel)["out"]
+
+
+def test_a_write_beside_a_result_is_found() -> None:
+    kernel = compile_("long_", "for (int64_t i = 0; i <= n; i++) out[i] = i < n ? 2 * x[i] : 0;")
+    found = failed(kernel, skip=set(checking.CHECKS) | {"layouts"})
+    assert found == {"out": "it wrote beside 'out', whose memory is too small for it"}
+
+
+@pytest.mark.parametrize(("name", "check"), OWN, ids=[".".join(each) for each in OWN])
+def test_a_broken_kernel_fails(name: str, check: str, framework: Framework) -> None:
+    """Values and derivative are both wrong: each check finds it without the help of others."""
+    framework(name)
+    kernel = wrap(f"broken_{name}_{check}", _next(), vjp=lambda grad, by: (by + 1) * grad)
+    known = {*checking.CHECKS, *checking.MEMORY_CHECKS, *checking.OWN_CHECKS[name]}
+    assert failed(kernel, framework=name, skip=known - {check}).keys() == {check}
+
+
+def _next() -> Any:
+    """Return a function that gives something else each time."""
+    calls: list[int] = []
+
+    def function(x: Any, *, by: float) -> Any:
+        calls.append(0)
+        return by * x + len(calls)
+
+    return function
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_a_wrong_rule_for_batches_is_found(name: str, framework: Framework) -> None:
+    framework(name)
+    kernel = wrap(f"batched_{name}", times, batch=lambda size, is_batched, x, by: x)
+    own = {"vmap"} | ({"opcheck"} if name == "torch" else set())
+    assert {"vmap"} <= failed(kernel, framework=name).keys() <= own
+
+
+# ---- the call ------------------------------------------------------------------------------------
+
+
+def test_mistakes_in_the_call_are_refused() -> None:
+    kernel = wrap("called", times)
+    for options, text in (
+        ({"skip": ["thread"]}, "there is no check 'thread'; did you mean 'threads'"),
+        ({"sizes": {"m": 3}}, "sizes: checked::called has no 'm'; it has n"),
+        ({"scalars": {"bye": 3.0}}, "scalars: checked::called has no 'bye'"),
+        ({"inputs": {"y": None}}, "inputs: checked::called has no 'y'"),
+        ({"frameworks": ["torhc"]}, "unknown framework 'torhc'"),
+        ({"frameworks": "torch"}, "frameworks must be a list"),
+    ):
+        with pytest.raises(ArgumentError, match=f"check_kernel: .*{text}|{text}"):
+            check_kernel(kernel, times, **options)
+    with pytest.raises(ArgumentError, match="kernel must be a Kernel, got"):
+        check_kernel(times, times)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="reference must be a function"):
+        check_kernel(kernel, None)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="has no schema"):
+        check_kernel(dlbridge.wrap(times, abi="python:numpy"), times)
+    needy = wrap("needy", times, "(x: f64[n], *, by: float) -> f64[n]")
+    with pytest.raises(ArgumentError, match=r"needs a value of 'by': pass scalars="):
+        check_kernel(needy, times)
+    with pytest.raises(ArgumentError, match=r"returned 'out' of shape \(\); by the schema"):
+        check_kernel(kernel, lambda x, by: x.sum())
