@@ -25,8 +25,8 @@ $(@D)/bin/python -m pip install $(if $(wildcard $@),-qq) $(PIP_ARGS) --editable 
 touch $@
 endef
 ANNOUNCED = installing $(subst ',,$(NEEDS)) and compiling the core.
-FRAMEWORKS_ANNOUNCED := installing dlbridge with NumPy, PyTorch, JAX, TensorFlow, TVM, MLX, PyArrow and MPI: \
-    about 1 GB to download unless pip has it in its cache, 3 GB on disk; where pip finds no CPU build of \
+FRAMEWORKS_ANNOUNCED := installing dlbridge with NumPy, PyTorch, JAX, TensorFlow, TVM, MLX, PyArrow,\
+    ONNX Runtime and MPI: about 1 GB to download unless pip has it in its cache, 3 GB on disk; where pip finds no CPU build of \
     PyTorch, another 3 GB of CUDA. Then the core is compiled, in about half a minute.
 
 DEMO_ANNOUNCED := installing dlbridge with NumPy, PyTorch, JAX, TVM-FFI, MLX and PyArrow: about 400 MB to download \

@@ -758,20 +758,29 @@ static status refuse(const api_base *base, const char *why) {
     return first == NULL ? NULL : (*first)(INVALID_ARGUMENT, text);
 }
 
+/* Version N of the table came with release 1.N; the runtime prints a message when it is
+ * asked for one that it does not have. */
+static bool has_version(const api_base *base, unsigned version) {
+    unsigned major = 0, minor = 0;
+    return sscanf(base->get_version(), "%u.%u", &major, &minor) == 2 &&
+           (major > 1 || minor >= version) && base->get_api(version) != NULL;
+}
+
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED status RegisterCustomOps(handle options, const api_base *base);
 EXPORTED status RegisterCustomOps(handle options, const api_base *base) {
     if (pending == NULL)
         return refuse(base, "this is no library of operators by itself; call "
                             "dlbridge.register_onnxruntime(session_options, kernels)");
-    const void *table = base->get_api(API_VERSION);
-    if (table == NULL)
+    if (!has_version(base, API_VERSION))
         return refuse(
             base, "kernels need version 21 of its C API, which 1.21 and later have");
+    const void *table = base->get_api(API_VERSION);
     if (opened != NULL && opened != table)
         return refuse(base,
                       "another copy of the runtime has the kernels of this process");
-    read_table(table, base->get_api(SHAPE_VERSION));
+    read_table(table,
+               has_version(base, SHAPE_VERSION) ? base->get_api(SHAPE_VERSION) : NULL);
     for (size_t i = 0; i < pending->count; i++) {
         status problem = register_domain(options, &pending->domains[i]);
         if (problem != NULL)

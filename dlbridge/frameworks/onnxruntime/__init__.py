@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dlbridge._core import native
+from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
@@ -109,18 +111,27 @@ class OnnxRuntime(Framework):
         return _LIMITS
 
     def start(self, converter: native.Converter) -> None:
-        """Open the C path; `from_dlpack` asks the Tensor, since it may read its dtype."""
-        kind = self.import_module().OrtValue
-        converter.activate("object", _LIMITS, kind.from_dlpack, kind)
+        """Open the C path; `from_dlpack` asks the Tensor, whose dtype it may read."""
+        module = self.import_module()
+        kind = module.OrtValue
+        if hasattr(kind, "from_dlpack"):
+            take = kind.from_dlpack if _reads_bool(module) else partial(_import, module)
+            converter.activate("object", _LIMITS, take, kind)
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "onnxruntime.OrtValue.from_dlpack"
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         """Return an OrtValue, which keeps the memory until the runtime has released it."""
-        kind = self.import_module().OrtValue
+        module = self.import_module()
+        if not hasattr(module.OrtValue, "from_dlpack"):
+            raise ExchangeError(
+                "version",
+                f"to_onnxruntime: the OrtValue of onnxruntime {module.__version__} has no "
+                "from_dlpack; install onnxruntime 1.31 or later",
+            )
         try:
-            return kind.from_dlpack(_Lent(tensor))
+            return _import(module, tensor)
         except RuntimeError as error:  # a type that this version of the runtime does not know
             if is_from_handler(error):
                 raise
@@ -131,19 +142,33 @@ class OnnxRuntime(Framework):
 
 
 class _Lent:
-    """A tensor as `OrtValue.from_dlpack` asks for it.
-
-    Before 1.32 it tells bool from uint8 by the `dtype` of the object, not by the capsule.
-    """
+    """A tensor as `OrtValue.from_dlpack` asks for it."""
 
     __slots__ = ("dtype", "tensor")
 
-    def __init__(self, tensor: native.TensorBase) -> None:
+    def __init__(self, tensor: native.TensorBase, dtype: DType) -> None:
         self.tensor = tensor
-        self.dtype = tensor.dtype
+        self.dtype = dtype
 
     def __dlpack__(self) -> object:
         return self.tensor._capsule(False, 0, True)
+
+
+def _import(module: Any, tensor: native.TensorBase) -> Any:
+    """Return an OrtValue over `tensor`; read-only memory is lent as it is."""
+    lent = tensor
+    if tensor._dtype_triple == _BOOL and not _reads_bool(module):
+        lent = tensor._view(tensor.shape, tensor.strides, dtype=_BYTE)
+    return module.OrtValue.from_dlpack(_Lent(lent, tensor.dtype))
+
+
+def _reads_bool(module: Any) -> bool:
+    """Tell whether a capsule says that it is of bool; before 1.32 the `dtype` of its object does.
+
+    There the capsule must be one of uint8.
+    """
+    major, minor = module.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (1, 32)
 
 
 def _dtype_of(x: Any) -> tuple[int, int, int]:
@@ -172,6 +197,7 @@ def _dtype_of(x: Any) -> tuple[int, int, int]:
     return triple
 
 
+_BOOL, _BYTE = (6, 8, 1), (1, 8, 1)
 _LIMITS = native.Limits(
     "onnxruntime", dtypes=list(ELEMENT_TYPES.values()), devices=[1], layout="row_major"
 )
