@@ -172,15 +172,15 @@ class Stream(Iterator[Any]):
         self._given = 0
         self._totals: _Totals = {}
         self._inside: dict[str, int] = {}
-        self._feed = _Feed(prefetch)
-        self._thread = Thread(
+        feed = _Feed(prefetch)
+        feed.thread = Thread(
             target=unrecorded_context().run,
-            args=(_work, self._feed, iterator, conversion),
+            args=(_work, feed, iterator, conversion),
             name=f"dlbridge.stream to {target}",
             daemon=True,  # else the program would wait for it before it is told to end
         )
-        self._feed.thread = self._thread
-        atexit.register(self._feed.leave)
+        self._feed, self._thread = feed, feed.thread
+        atexit.register(feed.leave)
         self._thread.start()
 
     def __iter__(self) -> Stream:
@@ -253,7 +253,10 @@ class Stream(Iterator[Any]):
     def __del__(self) -> None:
         feed = getattr(self, "_feed", None)
         if feed is not None:  # no waiting here: the collector may run while anything is locked
+            feed.is_dropped = True
             feed.stop()
+            if not feed.has_thread():
+                atexit.unregister(feed.leave)
 
     def __repr__(self) -> str:
         return f"<dlbridge.Stream to {self._target}, {self._given} batches handed out>"
@@ -314,6 +317,7 @@ class _Feed:
         made: how many batches the thread has put into `entries`.
         claimed: how many the consumer has asked for, as the thread sees it.
         is_stopped: whether the consumer wants no more.
+        is_dropped: whether there is no consumer any more.
         is_ended: whether the thread makes no more; set after all else.
         error: what the iterable or a conversion raised in place of the next batch, or None.
         failed_close: what closing the iterator raised, or None.
@@ -321,8 +325,8 @@ class _Feed:
     """
 
     __slots__ = (
-        *("claimed", "entries", "error", "failed_close", "is_ended", "is_stopped", "made"),
-        *("prefetch", "process", "ready", "room", "thread", "traceback"),
+        *("claimed", "entries", "error", "failed_close", "is_dropped", "is_ended"),
+        *("is_stopped", "made", "prefetch", "process", "ready", "room", "thread", "traceback"),
     )
 
     thread: Thread
@@ -334,6 +338,7 @@ class _Feed:
         self.made = 0
         self.claimed = 0
         self.is_stopped = False
+        self.is_dropped = False
         self.is_ended = False
         self.error: BaseException | None = None
         self.traceback: TracebackType | None = None
@@ -381,8 +386,12 @@ class _Feed:
     def leave(self) -> None:
         """Have the thread end, and wait for it."""
         self.stop()
-        if self.process == os.getpid() and self.thread is not current_thread():
+        if self.has_thread() and self.thread is not current_thread():
             self.thread.join()
+
+    def has_thread(self) -> bool:
+        """Return whether the thread was started, in this process."""
+        return self.process == os.getpid() and self.thread.ident is not None
 
     # ---- the side of the thread ----
 
@@ -427,6 +436,8 @@ def _work(feed: _Feed, iterator: Iterator[Any], conversion: _Conversion) -> None
         feed.failed_close = raised
     feed.end(error)
     atexit.unregister(feed.leave)
+    if feed.is_dropped and feed.failed_close is not None:  # nobody else will tell
+        raise feed.failed_close
 
 
 def _make_all(feed: _Feed, iterator: Iterator[Any], conversion: _Conversion) -> None:

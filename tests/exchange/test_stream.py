@@ -13,6 +13,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -334,6 +335,36 @@ def test_an_interrupt_at_any_line_of_the_wait_loses_no_batch() -> None:
         assert next(ahead, None) is None
 
 
+@pytest.mark.full
+def test_signals_at_any_time_lose_no_batch() -> None:
+    """`extend` takes a batch from the stream into the list in one step."""
+
+    class Interrupt(BaseException):
+        pass
+
+    def handler(number: int, frame: Any) -> None:
+        if frame is not None and frame.f_code.co_filename == _Feed.head.__code__.co_filename:
+            raise Interrupt
+
+    before = signal.signal(signal.SIGPROF, handler)
+    try:
+        for prefetch in (1, 2, 8):
+            ahead = stream(({"n": i} for i in range(10000)), "numpy", prefetch=prefetch)
+            seen: list[Any] = []
+            signal.setitimer(signal.ITIMER_PROF, 1e-4, 1e-4)
+            while len(seen) < 10000:
+                try:
+                    seen.extend(islice(ahead, 1))
+                except Interrupt:
+                    pass
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            assert [batch["n"] for batch in seen] == list(range(10000))
+            assert next(ahead, None) is None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
 # ---- the end -------------------------------------------------------------------------------------
 
 
@@ -423,6 +454,37 @@ def test_close_raises_what_closing_the_generator_raises() -> None:
     with pytest.raises(OSError, match="cannot close"):
         ahead.close()
     ahead.close()
+
+
+def test_what_closing_a_dropped_generator_raises_is_told(monkeypatch: Any) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+
+    def make() -> Iterator[Any]:
+        try:
+            while True:
+                yield np.ones(1)
+        finally:
+            raise OSError("cannot close")
+
+    thread = stream(make(), "numpy")._thread
+    gc.collect()
+    thread.join(WAIT)
+    assert [str(each) for each in told] == ["cannot close"]
+
+
+def test_a_stream_without_a_thread_leaves_nothing(monkeypatch: Any) -> None:
+    def refuse(self: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    left: list[Any] = []
+    monkeypatch.setattr("atexit.register", left.append)
+    monkeypatch.setattr("atexit.unregister", left.remove)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        stream(batches(1), "numpy")
+    gc.collect()
+    assert left == []
 
 
 def test_batches_are_freed_once_they_are_handed_out() -> None:
