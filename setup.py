@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-HEADERS = sorted(Path("include").glob("*.h"))
+HEADERS = sorted(path for path in Path("include").iterdir() if path.is_file())
 
 
 class BuildWithHeaders(build_py):

@@ -24,6 +24,8 @@ library = Path(dlbridge.__file__).parent.parent / compiled[0]
 assert b".entry dlb_gather_16(" in library.read_bytes(), "the core lacks gather.ptx"
 assert not any(path.endswith(".c") for path in installed), installed
 assert "dlbridge/include/dlpack.h" in installed, installed
+assert "dlbridge/include/dlbridge_kernelConfig.cmake" in installed, installed
+assert "dlbridge/kernels/template/CMakeLists.txt.in" in installed, installed
 assert "dlbridge/proto/descriptors.bin" in installed, installed
 assert "dlbridge/proto/graph.proto" in installed, installed
 assert "site-packages" in Path(dlbridge.__file__).parts

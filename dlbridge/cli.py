@@ -8,6 +8,7 @@ dlbridge explain      say whether an exchange would share or copy, or why it is 
 dlbridge inspect      show what a tensor's capsules and its exchange table say
 dlbridge kernels      list the kernels that a library exports, without loading it
 dlbridge matrix       exchange tensors between all frameworks and show what arrives
+dlbridge new-kernel-library   write a project of kernels: sources, tests, what builds a wheel
 dlbridge prove        find out whether the installed torch takes the fastest path
 dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
 dlbridge version      print the versions of dlbridge and of the DLPack standard it speaks
@@ -116,12 +117,18 @@ def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def add_libraries(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands for kernel libraries: `config` and `kernels`."""
+    """Add the commands for kernel libraries: `config`, `new-kernel-library` and `kernels`."""
     text = "print what a compiler needs for dlbridge_kernel.h"
     settings = add(commands, "config", show_config, text)
     form = settings.add_mutually_exclusive_group(required=True)
     form.add_argument("--cflags", action="store_true", help="its options, for a shared library")
     form.add_argument("--includes", action="store_true", help="those alone that find the header")
+    form.add_argument("--cmake", action="store_true", help="the folder, as dlbridge_kernel_DIR")
+    text = "write a project of kernels: sources, tests, what builds a wheel"
+    status = "2 if it cannot be written, else 0"
+    new = add(commands, "new-kernel-library", write_library, text, status)
+    new.add_argument("name", metavar="NAME", help="of the package and of its operators")
+    new.add_argument("--into", metavar="FOLDER", type=Path, default=Path(), help="default: here")
     text = "list the kernels that a library exports, without loading it"
     status = "1 if it exports none, 2 if it cannot be read or describes one wrongly, else 0"
     exported = add(commands, "kernels", show_kernels, text, status)
@@ -250,11 +257,29 @@ def show_config(options: argparse.Namespace) -> int:
     from dlbridge.kernels.library import include_directory
 
     try:
-        includes = f"-I{shlex.quote(str(include_directory()))}"
+        folder = include_directory()
     except DLBridgeError as error:
         print(f"dlbridge config: {error}", file=sys.stderr)
         return 1
-    print(includes if options.includes else f"{includes} -fPIC")
+    includes = f"-I{shlex.quote(str(folder))}"
+    print(folder if options.cmake else includes if options.includes else f"{includes} -fPIC")
+    return 0
+
+
+def write_library(options: argparse.Namespace) -> int:
+    """Write the project, and say what to do with it."""
+    from dlbridge.kernels.project import write_project
+
+    try:
+        written = write_project(options.name, options.into)
+    except (DLBridgeError, OSError) as error:
+        print(escape_controls(f"dlbridge {error}", lines=True), file=sys.stderr)
+        return 2
+    for path in written:
+        print(path)
+    folder = shlex.quote(str(options.into / options.name))
+    print("\nTo build and test it, with scikit-build-core, cmake and pytest installed:")
+    print(f"    cd {folder} && pip install --no-build-isolation . && pytest")
     return 0
 
 
