@@ -110,6 +110,7 @@ SLOPES = [
     Slope("inside a jit graph", "jax", "jax-tvm-ffi", "jax_tvm_ffi", 0.9),
     Slope("inside a jit graph", "jax", "jax.pure_callback", "pure_callback", 1 / 300),
     Slope("inside tf.function", "tensorflow", "tf.numpy_function", "numpy_function", 1 / 30),
+    Slope("a node of ONNX Runtime", "onnxruntime", "its own Neg", "onnxruntime_neg", 1.3),
     Slope("Python torch kernel inside jax.jit", "torch_in_jax", "jax.pure_callback",
           "pure_callback", 1 / 20),
 ]  # fmt: skip
@@ -120,6 +121,19 @@ SOURCE = """
 int noop(void *context, DLTensor *tensors, int count) {
     (void)context, (void)tensors;
     return count == 3 ? 0 : -1;
+}
+"""
+
+NEGATE_SOURCE = """
+#include "dlbridge_kernel.h"
+
+int negate(void *context, DLTensor *tensors, int count) {
+    const float *x = tensors[0].data;
+    float *y = tensors[1].data;
+    (void)context, (void)count;
+    for (int64_t i = 0; i < tensors[0].shape[0]; i++)
+        y[i] = -x[i];
+    return 0;
 }
 """
 
@@ -351,7 +365,7 @@ def make_tensorflow_names() -> dict[str, Any]:
 def make_chains() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Return, for each way into a graph, a chain of one call and a chain of many."""
     pair = dlbridge.compile_c(SOURCE, "noop", "benchmark::link(x: f32[n], y: f32[n]) -> f32[n]")
-    return make_jax_chains(pair) | make_tensorflow_chains(pair)
+    return make_jax_chains(pair) | make_tensorflow_chains(pair) | make_onnxruntime_chains()
 
 
 def chain(link: Callable[[Any, Any], Any], length: int) -> Callable[[Any, Any], Any]:
@@ -423,6 +437,42 @@ def make_tensorflow_chains(pair: dlbridge.Kernel) -> dict[str, Any]:
     return {
         name: tuple(start(tensorflow.function(chain(link, length))) for length in (1, CHAIN))
         for name, link in links.items()
+    }
+
+
+def make_onnxruntime_chains() -> dict[str, Any]:
+    if not (find_spec("onnxruntime") and find_spec("onnx")):
+        return {}
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    schema = "benchmark::negate(x: f32[n]) -> f32[n]"
+    kernel = dlbridge.compile_c(NEGATE_SOURCE, "negate", schema)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_DISABLE_ALL  # it would take two Negs for none
+    dlbridge.register_onnxruntime(options, kernel)
+    feeds = {"v0": np.ones(SIZE, np.float32)}
+
+    def start(op: str, domain: str, length: int) -> Callable[[], Any]:
+        graph = helper.make_graph(
+            [helper.make_node(op, [f"v{i}"], [f"v{i + 1}"], domain=domain) for i in range(length)],
+            "chain",
+            [helper.make_tensor_value_info("v0", TensorProto.FLOAT, [SIZE])],
+            [helper.make_tensor_value_info(f"v{length}", TensorProto.FLOAT, [SIZE])],
+        )
+        domains = [helper.make_opsetid("", 17), helper.make_opsetid("benchmark", 1)]
+        model = helper.make_model(graph, opset_imports=domains, ir_version=8)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+        return lambda: session.run(None, feeds)
+
+    return {
+        name: tuple(start(op, domain, length) for length in (1, CHAIN))
+        for name, op, domain in (
+            ("onnxruntime", "negate", "benchmark"),
+            ("onnxruntime_neg", "Neg", ""),
+        )
     }
 
 

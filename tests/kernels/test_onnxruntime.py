@@ -298,6 +298,79 @@ def test_values_cross_in_the_same_memory_by_io_binding(scale: Any) -> None:
     assert y.tolist() == [0, 2, 4, 6]
 
 
+def test_shapes_may_change_from_run_to_run_and_back(scale: Any) -> None:
+    """Runs like the first take a shorter way than the others."""
+    session = opened(scale, *chain("scale", "f8", ["a", "b"], 2))
+    for shape in ((2, 3), (2, 3), (3, 2), (2, 3), (0, 3), (6, 1), (2, 3)):
+        x = np.random.default_rng(len(shape)).random(shape)
+        assert session.run(None, {"v0": x})[0].tolist() == (4 * x).tolist()
+
+
+def test_an_error_after_good_runs_is_told_as_well() -> None:
+    def inverse(x: Any) -> Any:
+        return 1 / x
+
+    source = """
+    #include "dlbridge_kernel.h"
+    int inverse(void *context, DLTensor *t, int n) {
+        double x = *(double *)t[0].data;
+        *(double *)t[1].data = 1 / x;
+        return x == 0 ? dlb_set_error(context, "no inverse of zero") : 0;
+    }
+    """
+    kernel = dlbridge.compile_c(source, "inverse", f"{DOMAIN}::inverse(x: f64[]) -> f64[]")
+    session = opened(kernel, *chain("inverse", "f8", []))
+    for _ in range(3):
+        assert session.run(None, {"v0": np.array(4.0)})[0].item() == inverse(4.0)
+        with pytest.raises(Exception, match=f"{DOMAIN}::inverse: no inverse of zero"):
+            session.run(None, {"v0": np.array(0.0)})
+
+
+def test_an_output_bound_to_the_memory_of_an_input_is_refused(scale: Any) -> None:
+    """In the first run and in later ones; memory beside it is fine."""
+    if not hasattr(ort.OrtValue, "from_dlpack"):
+        pytest.skip("onnxruntime before 1.31 imports no DLPack")
+    session = opened(scale, *chain("scale", "f4", [4]))
+    memory = np.arange(12, dtype="f4")
+
+    def run(start: int) -> None:
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("v0", dlbridge.to_onnxruntime(memory[4:8]))
+        binding.bind_ortvalue_output("v1", dlbridge.to_onnxruntime(memory[start : start + 4]))
+        session.run_with_iobinding(binding)
+
+    for _ in range(2):
+        for start in (1, 4, 7):
+            with pytest.raises(Exception, match=r"memory shared with 'x'.*\[overlap\]"):
+                run(start)
+        run(0)
+        run(8)
+    assert memory.tolist() == [8, 10, 12, 14, 4, 5, 6, 7, 8, 10, 12, 14]
+
+
+def test_a_kernel_that_needs_alignment_gets_it_from_any_memory() -> None:
+    if not hasattr(ort.OrtValue, "from_dlpack"):
+        pytest.skip("onnxruntime before 1.31 imports no DLPack")
+    source = """
+    #include "dlbridge_kernel.h"
+    int address(void *context, DLTensor *t, int n) {
+        *(int64_t *)t[1].data = (int64_t)((uintptr_t)t[0].data % 64);
+        return 0;
+    }
+    """
+    schema = f"{DOMAIN}::address(x: f32[4]) -> i64[]"
+    kernel = dlbridge.compile_c(source, "address", schema, align=64)
+    session = opened(kernel, *chain("address", "f4", [4]))
+    memory = np.zeros(64, "f4")
+    for start in range(16):
+        binding = session.io_binding()
+        x = dlbridge.to_onnxruntime(memory[start : start + 4])
+        binding.bind_ortvalue_input("v0", x)
+        binding.bind_output("v1")
+        session.run_with_iobinding(binding)
+        assert binding.copy_outputs_to_cpu()[0].item() == 0
+
+
 def test_what_cannot_be_an_operator_is_refused_before_anything_is_registered(scale: Any) -> None:
     options = ort.SessionOptions()
 
