@@ -211,6 +211,7 @@ MANAGERS = {
     "check/producer_rules.py": {"taken": "of a process that ends", "held": "the same"},
     "cuda/driver.py": {"entered": "", "relaxed": "", "stream": ""},
     "exchange/context.py": {"receipts": ""},
+    "exchange/stream.py": {"Stream": "it enters nothing, and ends when it is dropped"},
     "exchange/trees.py": {"_inside": "its state ends with the walk"},
     "frameworks/torch/internals.py": {"_switched": "", "_cuda_autocast": ""},
     "frameworks/torch/operators.py": {"_grad_modes": ""},
