@@ -53,6 +53,15 @@ _OPENMPI_ENVIRONMENT = {
 Said = dict[str, list[Any]]  # program: what each rank said
 
 
+def _said_so_far(arguments: tuple[object, ...]) -> str:
+    """Return what each rank has written, where the first argument is the folder for it."""
+    folder = arguments[0] if arguments else None
+    if not isinstance(folder, Path):
+        return ""
+    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+    return "".join(f"\nrank {file.name} said\n{file.read_text()}" for file in files)
+
+
 def start(
     count: int,
     script: Path,
