@@ -181,7 +181,9 @@ def test_a_framework_that_cannot_be_used_is_left_out(planted: Path, text: str, r
     assert not found.is_broken
 
 
-@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "tvm", "mlx", "pyarrow"])
+@pytest.mark.parametrize(
+    "name", ["torch", "jax", "tensorflow", "tvm", "mlx", "pyarrow", "onnxruntime"]
+)
 @pytest.mark.fast(lambda name: name == "pyarrow")
 def test_real_frameworks_show_known_defects_only(name: str, tmp_path: Path) -> None:
     """With NumPy, both ways; and nothing is wrong or crashes through dlbridge."""

@@ -82,7 +82,7 @@ class OnnxRuntime(Framework):
         {"ort": "onnxruntime"},
         make="ort.OrtValue.from_dlpack(a)",
         from_dlpack="ort.OrtValue.from_dlpack({})",
-        values="x.numpy()",
+        values="values(x)",
         address="x.data_ptr()",
         is_view=True,
     )
