@@ -540,6 +540,9 @@ class _Conversion:
             return self.is_fresh
         if self.policies.get("copy") is True:
             return True  # nothing will be shared
+        items = batch.values() if type(batch) is dict else batch
+        if type(batch) in (dict, list, tuple) and any(map(_is_mutable, items)):
+            return False  # no walk through the rest
         return all(_is_immutable(leaf) for _, leaf in trees.tensors_of(batch, keeps_unknown=True))
 
     def _copying(self) -> Policies:
@@ -553,6 +556,11 @@ class _Conversion:
             )
         policies["copy"] = True
         return policies
+
+
+def _is_mutable(leaf: Any) -> bool:
+    found = adapter.adapter_of_type(type(leaf))
+    return found is not None and not found.immutable
 
 
 def _is_immutable(leaf: Any) -> bool:
