@@ -155,6 +155,25 @@ class Library:
         return f"Library({self.path!r}{kernels})"
 
 
+def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Kernel]:
+    """Return the kernels of an argument that is one, several, or a library of them.
+
+    Raises:
+        ArgumentError: there is anything else, or a kernel without a schema.
+    """
+    if isinstance(given, Library):
+        given = given.kernels.values()
+    found = [given] if isinstance(given, Kernel) or not isinstance(given, Iterable) else list(given)
+    for kernel in found:
+        if not isinstance(kernel, Kernel):
+            raise ArgumentError(f"{call}: kernels must be kernels, got {type(kernel).__name__}")
+        if kernel.schema is None:
+            raise ArgumentError(
+                f"{call}: {kernel.name} has no schema, which operators of a model need"
+            )
+    return found
+
+
 def load_library(path: str | os.PathLike[str], *, schemas: Described | None = None) -> Library:
     """Load a shared library: the kernels that it exports, and functions to be wrapped.
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
+from dlbridge.kernels.library import include_directory
 
 ort = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
@@ -286,6 +290,34 @@ def test_options_may_get_kernels_in_several_calls_and_of_several_namespaces(scal
         assert session.run(None, {"x": np.ones(1)})[0].item() == 6
 
 
+def test_a_library_that_describes_itself_brings_all_of_its_kernels(tmp_path: Path) -> None:
+    source, built = tmp_path / "own.c", tmp_path / "libown.so"
+    exports = """
+    static int own(void *context, DLTensor *t, int n) {
+        *(double *)t[1].data = *(double *)t[0].data + dlb_get_float(context, 0);
+        return 0;
+    }
+    DLB_EXPORT(own, "ort_tests_3::raised(x: f64[], *, by: float = 1.0) -> f64[]");
+    """
+    source.write_text(f'#include "dlbridge_kernel.h"\n{exports}')
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+    include = f"-I{include_directory()}"
+    subprocess.run(
+        [compiler, "-std=c11", "-shared", "-fPIC", include, source, "-o", built], check=True
+    )
+    graph = helper.make_graph(
+        [helper.make_node("raised", ["x"], ["y"], domain="ort_tests_3", by=2.5)],
+        "graph",
+        [helper.make_tensor_value_info("x", 11, [])],
+        [helper.make_tensor_value_info("y", 11, [])],
+    )
+    domains = [helper.make_opsetid("ort_tests_3", 1)]
+    data = helper.make_model(graph, opset_imports=domains, ir_version=8).SerializeToString()
+    options = ort.SessionOptions()
+    dlbridge.register_onnxruntime(options, dlbridge.load_library(built))
+    assert ort.InferenceSession(data, options).run(None, {"x": np.array(1.0)})[0].item() == 3.5
+
+
 def test_values_cross_in_the_same_memory_by_io_binding(scale: Any) -> None:
     if not hasattr(ort.OrtValue, "from_dlpack"):
         pytest.skip("onnxruntime before 1.31 imports no DLPack")
@@ -379,6 +411,7 @@ def test_what_cannot_be_an_operator_is_refused_before_anything_is_registered(sca
             dlbridge.register_onnxruntime(options, kernels)
 
     check(scale, "session_options must be an onnxruntime.SessionOptions, got int", 3)
+    check(3, "kernels must be kernels, got int")
     check([scale, 3], "kernels must be kernels, got int")
     check([scale, scale], f"two of the kernels are called {DOMAIN}::scale")
     check(dlbridge.compile_c(SOURCE, "scale"), "has no schema")

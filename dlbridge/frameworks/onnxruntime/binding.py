@@ -22,6 +22,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.frameworks.onnxruntime import ELEMENT_TYPES
 from dlbridge.kernels.binding import Binding
 from dlbridge.kernels.kernel import Kernel, recorded
+from dlbridge.kernels.library import Library, kernels_of
 from dlbridge.kernels.schema import DTypeSet, Schema
 
 _KINDS = {"int": 1, "bool": 1, "float": 2, "str": 3}
@@ -37,7 +38,9 @@ class OnnxRuntime(Binding):
     name = "onnxruntime"
 
 
-def register_onnxruntime(session_options: Any, kernels: Kernel | Iterable[Kernel]) -> None:
+def register_onnxruntime(
+    session_options: Any, kernels: Kernel | Library | Iterable[Kernel]
+) -> None:
     """Make kernels operators of the sessions that `session_options` opens.
 
     A kernel `mylib::scale` is the operator `scale` of the domain `mylib`. Its nodes run on the CPU,
@@ -46,7 +49,8 @@ def register_onnxruntime(session_options: Any, kernels: Kernel | Iterable[Kernel
 
     Args:
         session_options: an `onnxruntime.SessionOptions`.
-        kernels: a kernel or several, each with a schema and a function for the CPU.
+        kernels: a kernel, several, or what `load_library` returned; each with a schema and a
+            function for the CPU.
 
     Raises:
         ArgumentError: a kernel cannot be an operator, or two have one name.
@@ -62,7 +66,7 @@ def register_onnxruntime(session_options: Any, kernels: Kernel | Iterable[Kernel
             "register_onnxruntime: session_options must be an onnxruntime.SessionOptions, got "
             f"{type(session_options).__name__}"
         )
-    listed = [kernels] if isinstance(kernels, Kernel) else list(kernels)
+    listed = kernels_of(kernels, "register_onnxruntime")
     for kernel in listed:
         _check(kernel)
     names = [kernel.name for kernel in listed]
@@ -73,14 +77,9 @@ def register_onnxruntime(session_options: Any, kernels: Kernel | Iterable[Kernel
         native.onnxruntime_register(_plan(listed), register, native.__file__)
 
 
-def _check(kernel: object) -> None:
-    if not isinstance(kernel, Kernel):
-        raise ArgumentError(
-            f"register_onnxruntime: kernels must be kernels, got {type(kernel).__name__}"
-        )
+def _check(kernel: Kernel) -> None:
+    assert kernel.schema is not None
     call = f"register_onnxruntime: {kernel.name}"
-    if kernel.schema is None:
-        raise ArgumentError(f"{call} has no schema, so that no model can be checked against it")
     if "cpu" not in kernel.functions:
         raise ArgumentError(f"{call} has no function for the CPU, where its nodes would run")
     if any(part.optional and part.mutated for part in kernel.schema.tensors):

@@ -11,6 +11,7 @@ from dlbridge import registry
 from dlbridge.errors import ArgumentError, FrameworkMissingError
 from dlbridge.frameworks.torch.operators import operator
 from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.library import Library, kernels_of
 from dlbridge.kernels.schema import Schema
 
 _TYPES = (
@@ -20,14 +21,17 @@ _TYPES = (
 )  # fmt: skip
 
 
-def onnx_translations(kernels: Kernel | Iterable[Kernel]) -> dict[Any, Callable[..., Any]]:
+def onnx_translations(
+    kernels: Kernel | Library | Iterable[Kernel],
+) -> dict[Any, Callable[..., Any]]:
     """Return what `torch.onnx.export` takes as `custom_translation_table=`.
 
     A call of a kernel `mylib::scale` in a model becomes a node `scale` of the domain `mylib`, which
     `register_onnxruntime` makes an operator of ONNX Runtime.
 
     Args:
-        kernels: a kernel or several, each with a schema, that write none of their arguments.
+        kernels: a kernel, several, or what `load_library` returned; each with a schema, and none
+            that writes an argument.
 
     Raises:
         ArgumentError: a kernel has no schema, or writes an argument.
@@ -36,14 +40,9 @@ def onnx_translations(kernels: Kernel | Iterable[Kernel]) -> dict[Any, Callable[
         table = dlbridge.onnx_translations([mylib.scale])
         torch.onnx.export(model, (x,), "model.onnx", dynamo=True, custom_translation_table=table)
     """
-    listed = [kernels] if isinstance(kernels, Kernel) else list(kernels)
+    listed = kernels_of(kernels, "onnx_translations")
     for kernel in listed:
-        if not isinstance(kernel, Kernel):
-            raise ArgumentError(
-                f"onnx_translations: kernels must be kernels, got {type(kernel).__name__}"
-            )
-        if kernel.schema is None:
-            raise ArgumentError(f"onnx_translations: {kernel.name} has no schema")
+        assert kernel.schema is not None
         if kernel.schema.mutated:
             raise ArgumentError(
                 f"onnx_translations: {kernel.name} writes {', '.join(kernel.schema.written)}, and "
