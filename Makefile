@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 # Hundreds of processes start in the tests: they must not compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-SOURCES := $(wildcard include/*.h dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] dlbridge/_core/*/*.cu tests/cuda/*.c tests/cuda/fake/*.[ch] tests/fuzz/*.c)
+SOURCES := $(wildcard include/*.h include/*.hpp dlbridge/_core/*.[ch] dlbridge/_core/*/*.[ch] dlbridge/_core/*/*.cu tests/cuda/*.c tests/cuda/fake/*.[ch] tests/fuzz/*.c)
 SOURCES := $(filter-out %/_cffi.c,$(SOURCES))
 NATIVE := $(SOURCES) dlbridge/_core/build.py dlbridge/_core/cuda/gather.ptx
 RECIPE := pyproject.toml setup.py Makefile $(NATIVE)

@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
-    from dlbridge.kernels.library import Library, compile_c, load_library
+    from dlbridge.kernels.library import Library, compile_c, compile_cpp, load_library
     from dlbridge.kernels.packages import load_package
     from dlbridge.kernels.schema import Schema
     from dlbridge.kernels.wrap import wrap
@@ -147,6 +147,7 @@ __all__ = [
     "check_consumer",
     "check_producer",
     "compile_c",
+    "compile_cpp",
     "complex128",
     "complex32",
     "complex64",
@@ -222,6 +223,7 @@ _LATER = {
     "Library": "kernels.library",
     "Schema": "kernels.schema",
     "compile_c": "kernels.library",
+    "compile_cpp": "kernels.library",
     "convert_func": "kernels.functions",
     "check_consumer": "check",
     "check_producer": "check",

@@ -23,7 +23,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 from dlbridge.errors import KernelError
@@ -39,18 +38,19 @@ def digest(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()[:32]
 
 
-def entry(key: str, suffix: str, make: Callable[[Path], bytes]) -> Path:
+def entry(key: str, suffix: str, make: Callable[[Path], bytes], call: str = "compile_c") -> Path:
     """Return the path of an entry, made unless it is there.
 
     Args:
         key: of all that decides what the contents are.
         suffix: of the file's name.
         make: returns the contents; it is given an empty folder to work in.
+        call: the function that the user called, for texts.
 
     Raises:
         KernelError: $DLBRIDGE_CACHE_DIR cannot be used, or there is no folder that can.
     """
-    folder = _directory()
+    folder = _directory(call)
     found = find(key, suffix, folder)
     if found is not None:
         return found
@@ -58,18 +58,18 @@ def entry(key: str, suffix: str, make: Callable[[Path], bytes]) -> Path:
         return _keep(folder, key, suffix, make)
     except OSError as error:
         if os.environ.get("DLBRIDGE_CACHE_DIR"):
-            raise KernelError(
-                f"compile_c: $DLBRIDGE_CACHE_DIR cannot be written: {error}"
-            ) from error
-        if folder == _own_directory():
-            raise KernelError(f"compile_c: {folder} cannot be written: {error}") from error
-        _warn_once(folder, str(error.strerror or error))
-    return find(key, suffix, _own_directory()) or _keep_here(key, suffix, make)
+            raise KernelError(f"{call}: $DLBRIDGE_CACHE_DIR cannot be written: {error}") from error
+        if folder == _own_directory(call):
+            raise KernelError(f"{call}: {folder} cannot be written: {error}") from error
+        _warn_once(call, folder, str(error.strerror or error))
+    return find(key, suffix, _own_directory(call)) or _keep_here(key, suffix, make, call)
 
 
-def find(key: str, suffix: str, folder: Path | None = None) -> Path | None:
+def find(
+    key: str, suffix: str, folder: Path | None = None, *, call: str = "compile_c"
+) -> Path | None:
     """Return the entry of a key that is as it was written, or None."""
-    for path in (_directory() if folder is None else folder).glob(f"{key}-*{suffix}"):
+    for path in (_directory(call) if folder is None else folder).glob(f"{key}-*{suffix}"):
         contents = read_own(path)
         if contents is not None and path.name == _name(key, suffix, contents):
             return path
@@ -102,12 +102,12 @@ def _keep(folder: Path, key: str, suffix: str, make: Callable[[Path], bytes]) ->
     return path
 
 
-def _keep_here(key: str, suffix: str, make: Callable[[Path], bytes]) -> Path:
-    folder = _own_directory()
+def _keep_here(key: str, suffix: str, make: Callable[[Path], bytes], call: str) -> Path:
+    folder = _own_directory(call)
     try:
         return _keep(folder, key, suffix, make)
     except OSError as error:
-        raise KernelError(f"compile_c: {folder} cannot be written: {error}") from error
+        raise KernelError(f"{call}: {folder} cannot be written: {error}") from error
 
 
 def _name(key: str, suffix: str, contents: bytes) -> str:
@@ -125,7 +125,7 @@ def _require_room(folder: Path) -> None:
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
-def _directory() -> Path:
+def _directory(call: str) -> Path:
     """Return the cache directory, made if need be; one of this process where that cannot be used.
 
     Raises:
@@ -134,23 +134,23 @@ def _directory() -> Path:
     chosen = bool(os.environ.get("DLBRIDGE_CACHE_DIR"))
     path = cache_path()
     if path is None:
-        return _own_directory()
+        return _own_directory(call)
     try:
         why = _why_unusable(path)
     except OSError as error:
         if chosen:
-            raise KernelError(f"compile_c: $DLBRIDGE_CACHE_DIR cannot be made: {error}") from error
+            raise KernelError(f"{call}: $DLBRIDGE_CACHE_DIR cannot be made: {error}") from error
         if error.errno in _FULL:
-            _warn_once(path, str(error.strerror or error))
-        return _own_directory()
+            _warn_once(call, path, str(error.strerror or error))
+        return _own_directory(call)
     if why is not None and chosen:
         raise KernelError(
-            f"compile_c: $DLBRIDGE_CACHE_DIR is not used, because {why}, or name another directory"
+            f"{call}: $DLBRIDGE_CACHE_DIR is not used, because {why}, or name another directory"
         )
     if why is not None:
-        _warn_once(path, why)
-        return _own_directory()
-    return path.resolve() if chosen or os.access(path, os.W_OK) else _own_directory()
+        _warn_once(call, path, why)
+        return _own_directory(call)
+    return path.resolve() if chosen or os.access(path, os.W_OK) else _own_directory(call)
 
 
 def _why_unusable(path: Path) -> str | None:
@@ -213,13 +213,17 @@ def _make(path: Path) -> None:
 _ELSEWHERE = (None, "/var/tmp", "/dev/shm")  # noqa: S108  (mkdtemp makes a new one)
 
 
-def _own_directory() -> Path:
+def _own_directory(call: str) -> Path:
     """Return a directory of this process, removed when it ends; a forked one has its own."""
-    return _temporary_directory(os.getpid())
+    return _temporary_directory(os.getpid(), call)
 
 
-@cache
-def _temporary_directory(process: int) -> Path:
+_OWN: dict[int, Path] = {}  # by process
+
+
+def _temporary_directory(process: int, call: str) -> Path:
+    if process in _OWN:
+        return _OWN[process]
     refused = []
     for base in _ELSEWHERE:
         path = None
@@ -229,14 +233,14 @@ def _temporary_directory(process: int) -> Path:
             if why is None:
                 _require_room(path)
                 atexit.register(_remove, path, process)
-                return path
+                return _OWN.setdefault(process, path)
         except OSError as error:
             why = str(error)
         if path is not None:
             path.rmdir()
         refused.append(why)
     raise KernelError(
-        "compile_c: there is no folder that only this user can change, with room and to load "
+        f"{call}: there is no folder that only this user can change, with room and to load "
         f"libraries from: {'; '.join(refused)}; name one in $DLBRIDGE_CACHE_DIR"
     )
 
@@ -251,13 +255,13 @@ def _remove(path: Path, process: int) -> None:
 _WARNED: set[tuple[Path, str]] = set()
 
 
-def _warn_once(path: Path, why: str) -> None:
+def _warn_once(call: str, path: Path, why: str) -> None:
     """Say that a default directory is not used."""
     if (path, why) in _WARNED:
         return
     _WARNED.add((path, why))
     warn_caller(
-        f"compile_c: {path} is not used: {why}; libraries are compiled again in each process, "
+        f"{call}: {path} is not used: {why}; libraries are compiled again in each process, "
         "unless $DLBRIDGE_CACHE_DIR names another directory"
     )
 

@@ -1,6 +1,6 @@
-"""Kernels in C: load_library for a shared library, compile_c for C text.
+"""Kernels in C and C++: load_library for a shared library, compile_c and compile_cpp for text.
 
-compile_c keeps its libraries in the cache of `kernels.cache`, one for each content.
+These keep their libraries in the cache of `kernels.cache`, one for each content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from dlbridge import registry
 from dlbridge.errors import ArgumentError, KernelError
@@ -280,15 +280,55 @@ def _is_loaded(path: str) -> bool:
 # ---- compile_c -----------------------------------------------------------------------------------
 
 
-_COMPILERS = ("cc", "gcc", "clang")
+class _Language(NamedTuple):
+    """What compiles one language.
+
+    Attributes:
+        call: the function that users call, for texts.
+        name: as compilers call it.
+        title: as people do.
+        variable: of the environment, with a command.
+        compilers: commands to look for.
+        flags: options that come first.
+        headers: what a source may include.
+        linkage: what a declaration begins with.
+    """
+
+    call: str
+    name: str
+    title: str
+    variable: str
+    compilers: tuple[str, ...]
+    flags: tuple[str, ...]
+    headers: tuple[str, ...]
+    linkage: str
+
+
 # Mistakes that C compilers only warned of before GCC 14, and that compute garbage.
 _MISTAKES = (
     "implicit-function-declaration", "implicit-int", "incompatible-pointer-types", "int-conversion"
 )  # fmt: skip
-_FLAGS = (
-    "-std=gnu11", "-O3", "-fPIC", "-shared", *[f"-Werror={mistake}" for mistake in _MISTAKES]
-)  # fmt: skip
 _HEADERS = ("dlpack.h", "dlbridge_kernel.h")
+_C = _Language(
+    "compile_c",
+    "c",
+    "C",
+    "CC",
+    ("cc", "gcc", "clang"),
+    ("-std=gnu11", "-O3", "-fPIC", "-shared", *[f"-Werror={mistake}" for mistake in _MISTAKES]),
+    _HEADERS,
+    "",
+)
+_CPP = _Language(
+    "compile_cpp",
+    "c++",
+    "C++",
+    "CXX",
+    ("c++", "g++", "clang++"),
+    ("-std=gnu++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-pthread"),
+    (*_HEADERS, "dlbridge_kernel.hpp"),
+    'extern "C" ',
+)
 # What they declare, in the words of a compiler that misses it.
 _DECLARED = re.compile(r"\W(dlb_\w+|DLB_\w+|DL(Tensor|DataType|Device)\w*)\W")
 
@@ -345,24 +385,77 @@ def compile_c(
         >>> twice(numpy.array([1, 2.5], "float32")).tolist()
         [2.0, 5.0]
     """
-    check_names("compile_c", options)
-    _check_text("source", source)
-    _check_text("name", name)
+    return _compiled(_C, source, name, schema, abi, flags, compiler, options)
+
+
+def compile_cpp(
+    source: str,
+    name: str,
+    schema: Any = None,
+    abi: str = "dltensors",
+    *,
+    flags: Iterable[str] = (),
+    compiler: str | None = None,
+    **options: Unpack[FurtherOptions],
+) -> Kernel:
+    """Compile C++ text and return one of its functions as a Kernel.
+
+    `#include "dlbridge_kernel.hpp"` works as well, which has typed views, dtype dispatch, parallel
+    loops and `DLB_KERNEL(name) { … }`, a function whose exceptions are errors of the call. The text
+    is compiled as GNU C++17 with -O3 and -DNDEBUG; `flags=["-UNDEBUG"]` compares the indices of
+    views with their extents. Else all is as for `compile_c`, and so is the cache.
+
+    Args:
+        source: the C++ text.
+        name: of the function in it: of DLB_KERNEL, or `extern "C"` and not `static`.
+        schema: as for `wrap`.
+        abi: as for `compile_c`.
+        flags: further options of the compiler and linker, as ("-march=native", "-fopenmp").
+        compiler: the command; None is $CXX, else c++, g++ or clang++.
+        **options: those of `wrap`.
+
+    Raises:
+        ArgumentError: the text cannot be compiled, the compiler says why; or it has no such
+            function, or the function is none of this abi.
+        KernelError: there is no compiler, or it cannot be run.
+    """
+    return _compiled(_CPP, source, name, schema, abi, flags, compiler, options)
+
+
+def _compiled(
+    language: _Language,
+    source: str,
+    name: str,
+    schema: Any,
+    abi: str,
+    flags: Iterable[str],
+    compiler: str | None,
+    options: FurtherOptions,
+) -> Kernel:
+    call = language.call
+    check_names(call, options)
+    _check_text(call, "source", source)
+    _check_text(call, "name", name)
     if not name.isidentifier():
-        raise ArgumentError(f"compile_c: name must be that of a C function, got {name!r}")
+        raise ArgumentError(
+            f"{call}: name must be that of a {language.title} function, got {name!r}"
+        )
     if isinstance(flags, str):
-        raise ArgumentError(f"compile_c: flags must be a sequence such as ('-g',), got {flags!r}")
-    command = _find_compiler(compiler)
-    library = _load_compiled(_build(source, tuple(flags), command), source)
+        raise ArgumentError(f"{call}: flags must be a sequence such as ('-g',), got {flags!r}")
+    command = _find_compiler(language, compiler)
+    library = _load_compiled(language, _build(language, source, tuple(flags), command), source)
     if name not in library:
-        raise ArgumentError(f"compile_c: the source has no function {name!r} that others can call")
-    _check_definition(source, name, abi)
+        hint = '; it needs DLB_KERNEL, or extern "C"' if language.linkage else ""
+        raise ArgumentError(
+            f"{call}: the source has no function {name!r} that others can call{hint}"
+        )
+    _check_definition(language, source, name, abi)
     if "(" in str(abi):
-        _check_signature(source, name, abi, tuple(flags), command)
+        _check_signature(language, source, name, abi, tuple(flags), command)
     return library.wrap(name, schema, abi=abi, **options)
 
 
-def _load_compiled(path: Path, source: str) -> Library:
+def _load_compiled(language: _Language, path: Path, source: str) -> Library:
     """Load what was compiled; a function that nothing defines is named with its lines."""
     try:
         return Library(str(path.resolve()))
@@ -378,23 +471,23 @@ def _load_compiled(path: Path, source: str) -> Library:
     ]
     where = f"line {', '.join(lines)} of the source" if lines else "the source, through a macro,"
     raise ArgumentError(
-        f"compile_c: {where} uses {found[1]!r}, which nothing defines: neither the source, nor "
-        "libm, nor a library in flags="
+        f"{language.call}: {where} uses {found[1]!r}, which nothing defines: neither the source, "
+        "nor libm, nor a library in flags="
     )
 
 
-def _check_text(argument: str, value: object) -> None:
+def _check_text(call: str, argument: str, value: object) -> None:
     if not isinstance(value, str):
-        raise ArgumentError(f"compile_c: {argument} must be text, got {describe(value)}")
+        raise ArgumentError(f"{call}: {argument} must be text, got {describe(value)}")
 
 
 def include_directory() -> Path:
     """Return the directory of dlpack.h and dlbridge_kernel.h, for `cc -I`."""
     package = Path(__file__).resolve().parent.parent
     for directory in (package / "include", package.parent / "include"):
-        if all((directory / header).is_file() for header in _HEADERS):
+        if all((directory / header).is_file() for header in _CPP.headers):
             return directory
-    raise KernelError(f"dlbridge was installed without its headers {_HEADERS}")
+    raise KernelError(f"dlbridge was installed without its headers {_CPP.headers}")
 
 
 def _advice(source: str, said: str) -> str:
@@ -404,48 +497,57 @@ def _advice(source: str, said: str) -> str:
     return ', which lacks #include "dlbridge_kernel.h"'
 
 
-def _build(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Path:
+def _build(
+    language: _Language, source: str, flags: tuple[str, ...], compiler: tuple[str, ...]
+) -> Path:
     """Return the path of the library, compiled unless it is in the cache; show the warnings."""
-    key, said = _key(source, flags, compiler), ""
+    call, key, said = language.call, _key(language, source, flags, compiler), ""
 
     def make(folder: Path) -> bytes:
         nonlocal said
         made = folder / "library.so"
-        done = _compile(source, flags, compiler, "-o", str(made), folder=folder)
+        done = _compile(language, source, flags, compiler, "-o", str(made), folder=folder)
         said = done.stderr.strip()
         if done.returncode != 0:
             source_is = f"the source{_advice(source, said)}"
-            raise ArgumentError(f"compile_c: {compiler[0]} cannot compile {source_is}:\n{said}")
+            raise ArgumentError(f"{call}: {compiler[0]} cannot compile {source_is}:\n{said}")
         return made.read_bytes()
 
-    path = cache.entry(key, ".so", make)
+    path = cache.entry(key, ".so", make, call)
     if said:
-        kept: Path | None = cache.entry(key, ".warnings", lambda _: said.encode())
+        kept: Path | None = cache.entry(key, ".warnings", lambda _: said.encode(), call)
     else:
-        kept = cache.find(key, ".warnings")
+        kept = cache.find(key, ".warnings", call=call)
     if kept is not None:
-        cache.warn_caller(f"compile_c: {compiler[0]} warns:\n{kept.read_text()}")
+        cache.warn_caller(f"{call}: {compiler[0]} warns:\n{kept.read_text()}")
     return path
 
 
-def _key(source: str, flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
+def _key(
+    language: _Language, source: str, flags: tuple[str, ...], compiler: tuple[str, ...]
+) -> str:
     """Return the digest of all that decides what the compiler makes of this text."""
     directory = include_directory()
-    headers = [(directory / header).read_text() for header in _HEADERS]
-    made_by = (_version(compiler), _target(flags, compiler))
-    parts = (source, *headers, *_FLAGS, *flags, *compiler, *made_by)
+    headers = [(directory / header).read_text() for header in language.headers]
+    made_by = (_version(language, compiler), _target(language, flags, compiler))
+    parts = (source, *headers, *language.flags, *flags, *compiler, *made_by)
     return cache.digest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
 def _compile(
+    language: _Language,
     source: str,
     flags: tuple[str, ...],
     compiler: tuple[str, ...],
     *options: str,
     folder: Path,
 ) -> subprocess.CompletedProcess[str]:
-    command = [*compiler, *_FLAGS, f"-I{include_directory()}", "-x", "c", "-", *flags, "-lm"]
-    return _run([*command, *options], f'#line 1 "source.c"\n{source}\n', TMPDIR=str(folder))
+    includes = f"-I{include_directory()}"
+    command = [*compiler, *language.flags, includes, "-x", language.name, "-", *flags, "-lm"]
+    suffix = language.name.replace("+", "p")
+    return _run(
+        language, [*command, *options], f'#line 1 "source.{suffix}"\n{source}\n', TMPDIR=str(folder)
+    )
 
 
 # ---- the function against its abi ----------------------------------------------------------------
@@ -460,7 +562,7 @@ _PLAIN_TYPE = re.compile(
 )
 
 
-def _check_definition(source: str, name: str, abi: object) -> None:
+def _check_definition(language: _Language, source: str, name: str, abi: object) -> None:
     """Refuse a function of plain pointers and numbers where the abi passes DLTensors.
 
     It would compile, and be called with other arguments than it takes. Only what the text says
@@ -481,7 +583,7 @@ def _check_definition(source: str, name: str, abi: object) -> None:
         wanted = _CONVENTIONS[str(abi)].format(name=name)
         given = ", ".join(" ".join(each.split()) for each in parameters)
         raise ArgumentError(
-            f"compile_c: abi={abi!r} calls {name!r} as `{wanted}`, and the source defines "
+            f"{language.call}: abi={abi!r} calls {name!r} as `{wanted}`, and the source defines "
             f"`{name}({given})`; pass that as abi, with the names of the schema, as in "
             "abi='void(const float *x, float *out, int64_t n)'"
         )
@@ -497,26 +599,35 @@ def _is_plain(parameter: str) -> bool:
 
 
 def _check_signature(
-    source: str, name: str, abi: str, flags: tuple[str, ...], compiler: tuple[str, ...]
+    language: _Language,
+    source: str,
+    name: str,
+    abi: str,
+    flags: tuple[str, ...],
+    compiler: tuple[str, ...],
 ) -> None:
     """Have the compiler compare the function with the C signature, once for each text of both."""
     declared = re.sub(r"(\(\s*\*\s*\)\s*)?\(", f" {name}(", abi.strip().rstrip(";"), count=1)
-    declared = f'#line 1 "abi"\n#include <stdbool.h>\n#include <stdint.h>\n{declared};'
+    declared = (
+        f'#line 1 "abi"\n#include <stdbool.h>\n#include <stdint.h>\n{language.linkage}{declared};'
+    )
 
     def check(folder: Path) -> bytes:
-        done = _compile(f"{source}\n{declared}", flags, compiler, "-fsyntax-only", folder=folder)
+        text = f"{source}\n{declared}"
+        done = _compile(language, text, flags, compiler, "-fsyntax-only", folder=folder)
         if done.returncode != 0:
             raise ArgumentError(
-                f"compile_c: the source defines {name!r} otherwise than abi={abi!r} calls it:\n"
-                f"{done.stderr.strip()}"
+                f"{language.call}: the source defines {name!r} otherwise than abi={abi!r} calls "
+                f"it:\n{done.stderr.strip()}"
             )
         return b""
 
-    cache.entry(_key(f"{source}\n{declared}", flags, compiler), ".checked", check)
+    key = _key(language, f"{source}\n{declared}", flags, compiler)
+    cache.entry(key, ".checked", check, language.call)
 
 
 def _run(
-    command: list[str], text: str = "", **environment: str
+    language: _Language, command: list[str], text: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
@@ -530,29 +641,31 @@ def _run(
     except OSError as error:
         if is_from_handler(error):
             raise
-        raise KernelError(f"compile_c: {command[0]} cannot be run: {error}") from error
+        raise KernelError(f"{language.call}: {command[0]} cannot be run: {error}") from error
 
 
-def _find_compiler(compiler: str | None) -> tuple[str, ...]:
+def _find_compiler(language: _Language, compiler: str | None) -> tuple[str, ...]:
     """Return the command of the compiler, with the options that $CC may have."""
-    command = shlex.split(compiler or os.environ.get("CC", ""))
+    given = os.environ.get("CXX", "") if language is _CPP else os.environ.get("CC", "")
+    command = shlex.split(compiler or given)
     if command:
         return tuple(command)
-    found = next((name for name in _COMPILERS if shutil.which(name)), None)
+    found = next((name for name in language.compilers if shutil.which(name)), None)
     if found is None:
         raise KernelError(
-            f"compile_c: there is no C compiler here: none of {', '.join(_COMPILERS)} is in PATH, "
-            "and $CC is not set"
+            f"{language.call}: there is no {language.title} compiler here: none of "
+            f"{', '.join(language.compilers)} is in PATH, and ${language.variable} is not set"
         )
     return (found,)
 
 
 @functools.cache
-def _version(compiler: tuple[str, ...]) -> str:
-    return _run([*compiler, "--version"]).stdout
+def _version(language: _Language, compiler: tuple[str, ...]) -> str:
+    return _run(language, [*compiler, "--version"]).stdout
 
 
 @functools.cache
-def _target(flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
+def _target(language: _Language, flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
     """Return the macros that a compiler defines: features of the processor, also of `native`."""
-    return _run([*compiler, *_FLAGS, "-x", "c", "-", *flags, "-dM", "-E"]).stdout
+    command = [*compiler, *language.flags, "-x", language.name, "-", *flags, "-dM", "-E"]
+    return _run(language, command).stdout

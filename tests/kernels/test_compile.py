@@ -467,12 +467,13 @@ def test_native_code_of_another_processor_is_not_used(
     if platform.machine() not in MACHINES:
         pytest.skip(f"the compiler's names of processors for {platform.machine()} are not known")
     compiler = tmp_path / "cc"
+    (found,) = compile_module._find_compiler(compile_module._C, None)
     compiler.write_text(
         "#!/usr/bin/env python3\n"
         "import os, sys\n"
         "native = '-march=' + open(sys.argv[0] + '.machine').read()\n"
         "found = [native if each == '-march=native' else each for each in sys.argv[1:]]\n"
-        f"os.execvp({compile_module._find_compiler(None)[0]!r}, ['cc', *found])\n"
+        f"os.execvp({found!r}, ['cc', *found])\n"
     )
     compiler.chmod(0o755)
     entries = []
@@ -676,19 +677,16 @@ def test_temporary_folders_without_room_are_passed_over(
     monkeypatch.setattr(os, "posix_fallocate", full)
     bases = [str(tmp_path / "full"), str(tmp_path / "large")]
     monkeypatch.setattr(cache_module, "_ELSEWHERE", bases)
-    cache_module._temporary_directory.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="No space left") as caught:
-            assert compile_twice()(X).tolist() == [2, 4]
-        assert [warning.filename for warning in caught] == [__file__]
-        (own,) = (tmp_path / "large").iterdir()
-        assert len(list(own.iterdir())) == 1
-        cache_module._temporary_directory.cache_clear()
-        bases.pop()
-        with pytest.raises(KernelError, match=r"there is no folder .* with room.*No space left"):
-            compile_twice("5")
-    finally:
-        cache_module._temporary_directory.cache_clear()
+    monkeypatch.setattr(cache_module, "_OWN", {})
+    with pytest.warns(UserWarning, match="No space left") as caught:
+        assert compile_twice()(X).tolist() == [2, 4]
+    assert [warning.filename for warning in caught] == [__file__]
+    (own,) = (tmp_path / "large").iterdir()
+    assert len(list(own.iterdir())) == 1
+    cache_module._OWN.clear()
+    bases.pop()
+    with pytest.raises(KernelError, match=r"there is no folder .* with room.*No space left"):
+        compile_twice("5")
     assert list((tmp_path / "full" / "dlbridge").iterdir()) == []
 
 
