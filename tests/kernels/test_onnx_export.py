@@ -54,6 +54,11 @@ def export(model: Any, arguments: tuple[Any, ...], path: Path, mix: Any, **keywo
     return ort.InferenceSession(path, options)
 
 
+def test_the_table_is_of_the_operators_that_models_call(mix: Any) -> None:
+    assert list(dlbridge.onnx_translations([mix])) == [torch.ops.onnx_export.mix.default]
+
+
+@pytest.mark.full
 def test_an_exported_model_computes_what_the_model_does(tmp_path: Path, mix: Any) -> None:
     """With scalars that are float32 and that are not, defaults, and arguments left out."""
 
