@@ -219,8 +219,9 @@ class OldExporter(Exporter):
 @pytest.mark.parametrize("make", [Exporter, OldExporter])
 @pytest.mark.parametrize("name", ["from_dlpack", "to_numpy", "to_torch", "to_jax"])
 def test_the_standard_itself_stays_in_c(name: str, make: Any, framework: Any) -> None:
-    if name.startswith("to_"):
-        framework(name[3:])
+    reason = why_general(name[3:], "to", framework(name[3:])) if name.startswith("to_") else None
+    if reason is not None:
+        pytest.skip(reason)
     call, x = getattr(dlbridge, name), make()
     entered = functions_entered(lambda: call(x))
     assert not entered, f"{name} left C: {entered[:5]}"
