@@ -136,7 +136,7 @@ class Tvm(Framework):
         device = x.__dlpack_device__()
         if not ordering.has_streams(device):
             return None
-        stream = self.stream(device[1])
+        stream, _ = _streams(device[1])
         return export(x), stream, stream, None
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
@@ -154,11 +154,8 @@ class Tvm(Framework):
 
     def stream(self, device: int) -> int:
         """Return the stream of tvm_ffi's environment on a CUDA device."""
-        return self.import_module().get_raw_stream(_cuda(device)) or LEGACY
-
-    def _streams(self, device: int) -> tuple[int, int]:
-        stream = self.stream(device)
-        return stream, stream
+        self.import_module()
+        return _streams(device)[0]
 
     def limits(self) -> native.Limits:
         return _STRICT if "tvm" in sys.modules else _LOOSE
@@ -180,7 +177,7 @@ class Tvm(Framework):
             converter.activate("table", limits, table, _OWN[0])
         else:
             into = self.import_module().from_dlpack
-            converter.activate("capsule", limits, into, _OWN[0], streams=self._streams)
+            converter.activate("capsule", limits, into, _OWN[0], streams=_streams)
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         return "tvm_ffi.from_dlpack"
@@ -210,6 +207,12 @@ class Tvm(Framework):
 def _cuda(device: int) -> Any:
     """Return tvm_ffi's name of a CUDA device."""
     return ADAPTER.import_module().device("cuda", device)
+
+
+def _streams(device: int) -> tuple[int, int]:
+    """Return twice the stream of tvm_ffi's environment on a CUDA device."""
+    stream: int = sys.modules["tvm_ffi"].get_raw_stream(_cuda(device)) or LEGACY
+    return stream, stream
 
 
 _PROVED = ("0.1.15",)  # releases of tvm_ffi

@@ -374,26 +374,32 @@ void dlb_cuda_unrelax(int mode) {
 /* ---- the end of a thread ---- */
 
 /* What is being captured cannot be waited for, and runs on another stream later. */
-static void finish_default_stream(int32_t device) {
-    dlb_cuda_scope scope;
-    uint64_t captured;
-    if (dlb_cuda_enter(device, &scope) < 0)
-        return;
-    CUstream own = (CUstream)DLB_STREAM_PER_THREAD;
-    int mode = dlb_cuda_relax();
-    if (dlb_cuda_capture(DLB_STREAM_PER_THREAD, &captured) == 0 && captured == 0 &&
-        dlb_cuda_get()->cuStreamQuery(own) == CUDA_ERROR_NOT_READY) {
-        dlb_cuda_synchronised(device);
-        dlb_cuda_get()->cuStreamSynchronize(own);
-    }
-    dlb_cuda_unrelax(mode);
-    dlb_cuda_leave(&scope);
+static bool is_pending(const dlb_cuda_driver *known, CUstream stream) {
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return known->cuStreamIsCapturing(stream, &status) == 0 &&
+           status == CU_STREAM_CAPTURE_STATUS_NONE &&
+           known->cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
 }
 
+static void finish_default_stream(const dlb_cuda_driver *known, int32_t device) {
+    CUcontext context = atomic_load(&devices[device].context), popped;
+    CUstream own = (CUstream)DLB_STREAM_PER_THREAD;
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (context == NULL || known->cuCtxPushCurrent(context) != 0)
+        return;
+    known->cuThreadExchangeStreamCaptureMode(&mode);
+    if (is_pending(known, own)) {
+        dlb_cuda_synchronised(device);
+        known->cuStreamSynchronize(own);
+    }
+    known->cuCtxPopCurrent(&popped);
+}
+
+/* Another thread may close the driver meanwhile, whose functions stay. */
 void dlb_cuda_finish_thread(void) {
-    for (int32_t i = 0; i < DLB_MAX_DEVICES && dlb_cuda_get() != NULL; i++)
-        if (atomic_load(&devices[i].context) != NULL)
-            finish_default_stream(i);
+    const dlb_cuda_driver *known = dlb_cuda_get();
+    for (int32_t i = 0; known != NULL && i < DLB_MAX_DEVICES; i++)
+        finish_default_stream(known, i);
 }
 
 /* ---- spare events, streams of our own ---- */
