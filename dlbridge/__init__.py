@@ -94,6 +94,7 @@ from dlbridge.tensor.values import equal
 
 if TYPE_CHECKING:
     from dlbridge.check import check_consumer, check_producer, doctor, faults, inspect, ledger
+    from dlbridge.frameworks.bridging import bridge
     from dlbridge.frameworks.conversions import convert, from_dlpack
     from dlbridge.frameworks.onnxruntime.binding import register_onnxruntime
     from dlbridge.frameworks.torch.exporting import onnx_translations
@@ -144,6 +145,7 @@ __all__ = [
     "asarray",
     "bfloat16",
     "bool_",
+    "bridge",
     "check_consumer",
     "check_producer",
     "compile_c",
@@ -222,6 +224,7 @@ _LATER = {
     "Kernel": "kernels.kernel",
     "Library": "kernels.library",
     "Schema": "kernels.schema",
+    "bridge": "frameworks.bridging",
     "compile_c": "kernels.library",
     "compile_cpp": "kernels.library",
     "convert_func": "kernels.functions",

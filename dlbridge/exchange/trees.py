@@ -404,7 +404,8 @@ class _PathWalk(_Walk):
 _PLAIN_AT_A_GLANCE = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
-def _is_module(node: Any) -> bool:
+def is_module(node: Any) -> bool:
+    """Return whether an object is a torch.nn.Module."""
     nn = sys.modules.get("torch.nn")
     return nn is not None and isinstance(node, nn.Module)
 
@@ -414,7 +415,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Walk, Any, str], Any]], ..
     (lambda x: isinstance(x, dict) and not is_dataclass(x), _Walk.rebuild_dict),
     (lambda x: isinstance(x, (list, deque)), _Walk.rebuild_list),
     (lambda x: isinstance(x, tuple), _Walk.rebuild_tuple),
-    (_is_module, _Walk.rebuild_module),
+    (is_module, _Walk.rebuild_module),
     (lambda x: is_dataclass(x) and not isinstance(x, type), _Walk.rebuild_dataclass),
     (lambda x: hasattr(type(x), "__attrs_attrs__"), _Walk.rebuild_attrs),
     (lambda x: isinstance(x, UserDict), _Walk.rebuild_dict),
@@ -738,7 +739,7 @@ def _contents(x: Any) -> Iterable[Any]:
     parts = _take_apart(x)
     if parts is not None:
         return parts.children
-    if _is_module(x):
+    if is_module(x):
         return list(x.state_dict().values())
     inside = list(_attributes(x).values())
     if isinstance(x, (Mapping, UserDict)):

@@ -1,0 +1,335 @@
+"""Functions of JAX that are modules of another framework; see `dlbridge.bridge`.
+
+For each signature of its arguments a function has one kernel: shapes and dtypes are fixed, and all
+else (compiled programs, gradients, batches) is that of any kernel. A kernel has few tensors, so
+that the smallest of many travel as one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from dlbridge import registry
+from dlbridge.dtype import DType, as_dtype
+from dlbridge.errors import ArgumentError
+from dlbridge.exchange import trees
+from dlbridge.exchange.protocol import describe
+from dlbridge.kernels.gradients import Automatic
+from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.schema import Schema, join_parts
+from dlbridge.kernels.schema.parts import MAX_TENSORS
+from dlbridge.kernels.wrap import draft
+
+Form = tuple[tuple[int, ...], DType]
+
+_serial = itertools.count(1)
+_RESULTS = 8  # at most, of a kernel
+
+
+class Module(Protocol):
+    """A module of another framework, as far as it is needed here; `torch.modules` has one."""
+
+    name: str
+    framework: str
+    platform: str
+    parameters: dict[str, Any]
+    buffers: dict[str, Any]
+
+    def join(self, tensors: Sequence[Any]) -> Any:
+        """Return tensors of one dimension as one."""
+
+    def cast(self, tensors: Sequence[Any], dtypes: Sequence[DType]) -> list[Any]:
+        """Return tensors in these dtypes."""
+
+    def batched(self, function: Callable[..., Any], marks: Sequence[bool]) -> Callable[..., Any]:
+        """Return a function for a batch: along axis 0 of the arguments that are marked."""
+
+    def trace(self, forms: Sequence[Form], rebuild: Any) -> Any:
+        """Find out what a call does."""
+
+    def run(self, operands: Sequence[Any], rebuild: Any, traced: Any, seed: Any) -> Any:
+        """Return what a call returns, and the buffers that it changed."""
+
+    def is_buffer(self, place: int) -> bool:
+        """Return whether the operand at `place` is a buffer."""
+
+
+class _Call(NamedTuple):
+    """One signature.
+
+    Attributes:
+        kernel: computes it.
+        operands, results: how they are packed.
+        traced: what the module does.
+        updated: the names of the buffers that it changes.
+    """
+
+    kernel: Kernel
+    operands: _Packing
+    results: _Packing
+    traced: Any
+    updated: list[str]
+
+
+def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[..., Any]:
+    """Return the function for JAX; see `dlbridge.bridge`."""
+    calls: dict[Any, _Call] = {}
+    lock = registry.lock()
+
+    def function(params: Any, /, *args: Any, rng: Any = None, **kwargs: Any) -> Any:
+        own = _tensors_of(module, params)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        leaves = [jnp.asarray(each) if _is_array(each) else each for each in leaves]
+        given = [each for each in leaves if _is_array(each)]
+        operands = [*own, *given]
+        forms = tuple((tuple(each.shape), as_dtype(each.dtype)) for each in operands)
+        static = tuple(None if _is_array(each) else (type(each), each) for each in leaves)
+        key = structure, forms, _hashable(module, static)
+        with lock:
+            call = calls.get(key)
+            if call is None:
+                rebuild = partial(_rebuild, structure, _without_arrays(leaves))
+                call = calls[key] = _make_call(module, forms, rebuild, is_batched)
+        _check_call(module, call, mutable, rng)
+        packed = call.operands.pack(operands, jnp.concatenate)
+        if call.traced.is_random:
+            packed.append(jax.random.bits(rng, (), "uint32"))
+        made = call.kernel.jax(*packed) if call.results.groups else ()
+        several = made if isinstance(made, tuple | list) else (made,)
+        found = call.results.unpack(several)
+        count = len(call.traced.results)
+        outcome = trees.with_tensors(call.traced.outcome, found[:count])
+        if not mutable:
+            return outcome
+        return outcome, params["buffers"] | dict(zip(call.updated, found[count:], strict=True))
+
+    function.__name__ = function.__qualname__ = module.name
+    function.__doc__ = f"Call the module {module.name}: (params, *args, rng=None, **kwargs)."
+    return function
+
+
+_ARRAY = object()  # stands for one
+
+
+def _without_arrays(leaves: Sequence[Any]) -> list[Any]:
+    return [_ARRAY if _is_array(each) else each for each in leaves]
+
+
+def _rebuild(structure: Any, leaves: Sequence[Any], tensors: Sequence[Any]) -> Any:
+    left = iter(tensors)
+    return structure.unflatten([next(left) if each is _ARRAY else each for each in leaves])
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _hashable(module: Module, static: Any) -> Any:
+    try:
+        hash(static)
+    except TypeError:
+        wrong = next(each[1] for each in static if each and type(each[1]).__hash__ is None)
+        raise ArgumentError(
+            f"{module.name}: an argument must be an array of JAX, or a value that can be hashed, "
+            f"got {describe(wrong)}"
+        ) from None
+    return static
+
+
+def _tensors_of(module: Module, params: Any) -> list[Any]:
+    """Return parameters and buffers in the order of the module."""
+    found = []
+    for part, expected in (("params", module.parameters), ("buffers", module.buffers)):
+        given = params.get(part) if isinstance(params, dict) else None
+        if not isinstance(given, dict) or given.keys() != expected.keys():
+            raise ArgumentError(
+                f"{module.name}: the first argument must be a dict of 'params' and 'buffers' as "
+                f"dlbridge.bridge returned it; {_difference(part, given, expected)}"
+            )
+        for name, like in expected.items():
+            array = given[name]
+            if not _is_array(array) or tuple(array.shape) != tuple(like.shape):
+                shape = list(array.shape) if _is_array(array) else describe(array)
+                raise ArgumentError(
+                    f"{module.name}: {part}[{name!r}] must be an array of shape "
+                    f"{list(like.shape)}, got {shape}"
+                )
+            found.append(array)
+    return found
+
+
+def _difference(part: str, given: Any, expected: dict[str, Any]) -> str:
+    if not isinstance(given, dict):
+        return f"there is no dict {part!r}"
+    missing = [name for name in expected if name not in given]
+    if missing:
+        return f"{part!r} lacks {missing[0]!r}"
+    return f"{part!r} has {next(name for name in given if name not in expected)!r}"
+
+
+def _check_call(module: Module, call: _Call, mutable: bool, rng: Any) -> None:
+    if call.updated and not mutable:
+        raise ArgumentError(
+            f"{module.name}: the call changes the buffer {call.updated[0]!r}, and a function of "
+            "JAX returns what it changes: pass mutable=True to dlbridge.bridge, which returns "
+            "(result, buffers), or bridge module.eval()"
+        )
+    if call.traced.is_random and rng is None:
+        raise ArgumentError(
+            f"{module.name}: the call draws random numbers; pass rng=, a key of jax.random, or "
+            "bridge module.eval()"
+        )
+
+
+# ---- one signature -------------------------------------------------------------------------------
+
+
+def _make_call(module: Module, forms: Sequence[Form], rebuild: Any, is_batched: bool) -> _Call:
+    traced = module.trace(forms, rebuild)
+    changed = [place for place in sorted(traced.written) if module.is_buffer(place)]
+    names = [*module.parameters, *module.buffers]
+    narrow = [(shape, _narrow(dtype)) for shape, dtype in traced.results]
+    made = _Packing([*narrow, *[forms[place] for place in changed]], _RESULTS)
+    # The kernel of the derivative takes operands, seed and cotangents, and gives gradients.
+    taken = _Packing(forms, (MAX_TENSORS - 1 - len(made.groups)) // 2)
+    dtypes = [dtype for _, dtype in made.forms]
+
+    def run(*packed: Any) -> Any:
+        seed = packed[-1] if traced.is_random else None
+        outcome, updated = module.run(taken.unpack(packed), rebuild, traced, seed)
+        found = made.pack(module.cast([*outcome, *updated], dtypes), module.join)
+        return tuple(found) if len(found) > 1 else (found[0] if found else None)
+
+    arguments = [f"x{number}: {text}" for number, text in enumerate(taken.texts())]
+    if traced.is_random:
+        arguments.append("seed: uint32[]")
+    results = [f"y{number}: {text}" for number, text in enumerate(made.texts())]
+    name = re.sub(r"\W", "_", module.name)
+    schema = f"bridge::{name}_{next(_serial)}({', '.join(arguments)}) -> ({', '.join(results)})"
+    may_batch = is_batched and not traced.written and not traced.is_random
+    wrap = partial(_wrap, module, may_batch)
+    moves = taken.is_floating() and made.is_floating()
+    vjp = Automatic(module.framework, wrap) if moves else None
+    kernel = wrap(run, Schema.parse(schema), vjp=vjp)
+    return _Call(kernel, taken, made, traced, [names[place] for place in changed])
+
+
+def _narrow(dtype: DType) -> DType:
+    return as_dtype(jax.dtypes.canonicalize_dtype(dtype.to("numpy")))
+
+
+def _wrap(
+    module: Module,
+    is_batched: bool,
+    function: Any,
+    schema: Schema,
+    abi: str | None = None,
+    vjp: Any = None,
+) -> Kernel:
+    """Make the kernel of a function for one signature, or of its derivative."""
+    batches: dict[Any, Kernel] = {}
+
+    def batch(size: int, marks: tuple[bool, ...], *tensors: Any) -> Any:
+        key = size, marks
+        kernel = batches.get(key)
+        if kernel is None:
+            wide = _batch_schema(schema, size, marks)
+            kernel = batches[key] = _wrap(module, True, module.batched(function, marks), wide)
+        return kernel.jax(*tensors)
+
+    if not _has_room(schema):
+        vjp = None  # a second derivative: JAX is told that there is none
+    options: Any = {"batch": batch} if is_batched else {}
+    named = abi or f"python:{module.framework}"
+    return draft(schema, {module.platform: named}, {module.platform: function}, vjp=vjp, **options)
+
+
+def _has_room(schema: Schema) -> bool:
+    """Return whether the kernel of the derivative has few enough tensors to be one."""
+    dtypes = [part.dtype for part in join_parts(schema.tensors, schema.results)]
+    moving = [dtype for dtype in dtypes if dtype is not None and dtype.may_be_floating]
+    return len(schema.tensors) + len(moving) <= MAX_TENSORS
+
+
+def _batch_schema(schema: Schema, size: int, marks: Sequence[bool]) -> Schema:
+    """Return the schema with one more dimension of the arguments marked, and of all results."""
+    text = str(schema)
+    head, _, tail = text.partition("->")
+    flags = iter(marks)
+    wide = re.sub(r"\[(.*?)\]", lambda m: _wider(m[1], size) if next(flags) else m[0], head)
+    named = wide.replace("(", f"_batch{next(_serial)}(", 1)
+    return Schema.parse(f"{named}->" + re.sub(r"\[(.*?)\]", lambda m: _wider(m[1], size), tail))
+
+
+def _wider(dims: str, size: int) -> str:
+    return f"[{size}, {dims}]" if dims else f"[{size}]"
+
+
+# ---- packing -------------------------------------------------------------------------------------
+
+
+class _Packing:
+    """How tensors travel in at most so many: the largest by themselves, others joined by dtype.
+
+    Attributes:
+        forms: shape and dtype of each.
+        groups: which of them travel together.
+    """
+
+    def __init__(self, forms: Sequence[Form], room: int) -> None:
+        self.forms = list(forms)
+        places = range(len(self.forms))
+        self.groups = [[place] for place in places]
+        if len(self.groups) <= room:
+            return
+        dtypes = {dtype: None for _, dtype in self.forms}
+        by_size = sorted(places, key=lambda place: -prod(self.forms[place][0]))
+        alone = max(room - len(dtypes), 0)
+        self.groups = [[place] for place in sorted(by_size[:alone])]
+        rest = sorted(by_size[alone:])
+        joined = [[p for p in rest if self.forms[p][1] == dtype] for dtype in dtypes]
+        self.groups += [group for group in joined if group]
+
+    def is_floating(self) -> bool:
+        return any(dtype.is_floating for _, dtype in self.forms)
+
+    def texts(self) -> list[str]:
+        """Return each group in the notation of schemas."""
+        return [f"{self.forms[group[0]][1]}[{self._extent(group)}]" for group in self.groups]
+
+    def _extent(self, group: list[int]) -> str:
+        if len(group) == 1:
+            return ", ".join(map(str, self.forms[group[0]][0]))
+        return str(sum(prod(self.forms[place][0]) for place in group))
+
+    def pack(self, tensors: Sequence[Any], join: Callable[[Any], Any]) -> list[Any]:
+        """Return one tensor for each group, in the dtypes of the forms."""
+        return [
+            tensors[group[0]]
+            if len(group) == 1
+            else join([tensors[place].reshape(-1) for place in group])
+            for group in self.groups
+        ]
+
+    def unpack(self, packed: Sequence[Any]) -> list[Any]:
+        """Return the tensors of the groups, in order."""
+        found: list[Any] = [None] * len(self.forms)
+        for group, tensor in zip(self.groups, packed, strict=False):
+            if len(group) == 1:
+                found[group[0]] = tensor
+                continue
+            start = 0
+            for place in group:
+                shape = self.forms[place][0]
+                end = start + prod(shape)
+                found[place] = tensor[start:end].reshape(shape)
+                start = end
+        return found

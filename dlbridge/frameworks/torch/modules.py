@@ -1,0 +1,205 @@
+"""Modules: a torch.nn.Module as a function of its tensors, for another framework to call.
+
+The function is of a copy of the module that shares its tensors, so that a later `train()`, `eval()`
+or new hook changes nothing. What a call writes and whether it draws random numbers is found once
+for each signature, on fake tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlbridge.dtype import DType, as_dtype
+from dlbridge.errors import ArgumentError
+from dlbridge.exchange import trees
+
+Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+Form = tuple[tuple[int, ...], DType]
+
+_RANDOM = threading.RLock()  # one generator serves the process
+
+
+class Traced(NamedTuple):
+    """What a call with arguments of certain forms does.
+
+    Attributes:
+        outcome: what the module returns, with fake tensors.
+        results: shape and dtype of each tensor in it, in order.
+        written: the places of the operands that the call writes into.
+        is_random: whether it draws random numbers.
+    """
+
+    outcome: Any
+    results: list[Form]
+    written: frozenset[int]
+    is_random: bool
+
+
+class Module:
+    """A module as a function of its parameters, its buffers, and the tensors among its arguments.
+
+    Attributes:
+        name: of its class.
+        parameters, buffers: its tensors by their names; one that is shared has the first.
+        platform: "cpu" or "cuda".
+    """
+
+    framework = "torch"
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.name = type(module).__name__
+        self.parameters = dict(module.named_parameters())
+        self.buffers = dict(module.named_buffers())
+        tensors = [*self.parameters.values(), *self.buffers.values()]
+        self._check(tensors)
+        self.platform = tensors[0].device.type if tensors else "cpu"
+        self.copy = deepcopy(module, {id(each): each for each in tensors})
+        places = {id(each): place for place, each in enumerate(tensors)}
+        self.count = len(tensors)
+        self._dtypes = [each.dtype for each in tensors]
+        self._parts = list(self.copy.modules())
+        self._slots = [
+            (owner, name, places[id(tensor)])
+            for part in self._parts
+            for owner in (part._parameters, part._buffers)
+            for name, tensor in owner.items()
+            if tensor is not None
+        ]
+        self._lock = threading.RLock()
+
+    def _check(self, tensors: Sequence[Any]) -> None:
+        if any(is_lazy(each) for each in tensors):
+            raise ArgumentError(
+                f"bridge: parameters of this {self.name} have no shape yet; call the module once, "
+                "so that its lazy layers are initialised"
+            )
+        devices = {str(each.device) for each in tensors}
+        if len(devices) > 1 or devices & {"meta"}:
+            raise ArgumentError(
+                f"bridge: the tensors of a module must be on one device with memory, and those of "
+                f"this {self.name} are on {', '.join(sorted(devices))}"
+            )
+
+    def trace(self, forms: Sequence[Form], rebuild: Rebuild) -> Traced:
+        """Find out what a call does, on fake tensors.
+
+        Args:
+            forms: shape and dtype of each operand: parameters, buffers, tensors of the arguments.
+            rebuild: makes the arguments of the module of these tensors.
+        """
+        with FakeTensorMode() as mode, torch.no_grad():
+            operands = [
+                torch.empty(shape, dtype=dtype.to("torch"), device=self.platform)
+                for shape, dtype in forms
+            ]
+            operands[: self.count] = self._cast(operands)
+            with _Watch() as watch:
+                outcome = self._call(operands, rebuild)
+            leaves = leaves_of(outcome)
+            del mode
+        written = [
+            place
+            for place, each in enumerate(operands)
+            if each.untyped_storage()._cdata in watch.written
+        ]
+        results = [(tuple(map(int, each.shape)), as_dtype(each.dtype)) for each in leaves]
+        return Traced(outcome, results, frozenset(written), watch.is_random)
+
+    def run(self, operands: Sequence[Any], rebuild: Rebuild, traced: Traced, seed: Any) -> Any:
+        """Return the tensors that the module returns, and those of its buffers that it changed."""
+        own = list(operands)
+        own[: self.count] = self._cast(own)
+        for place in range(len(self.parameters), self.count):
+            own[place] = own[place].detach()  # all floating operands of a kernel are differentiated
+        for place in traced.written:
+            own[place] = own[place].clone()
+        with _seeded(int(seed)) if traced.is_random else nullcontext():
+            outcome = self._call(own, rebuild)
+        updated = [own[place] for place in sorted(traced.written) if self.is_buffer(place)]
+        return leaves_of(outcome), updated
+
+    def is_buffer(self, place: int) -> bool:
+        """Return whether the operand at `place` is a buffer."""
+        return len(self.parameters) <= place < self.count
+
+    def join(self, tensors: Sequence[Any]) -> Any:
+        """Return tensors of one dimension as one."""
+        return torch.cat(list(tensors))
+
+    def cast(self, tensors: Sequence[Any], dtypes: Sequence[DType]) -> list[Any]:
+        """Return tensors in these dtypes."""
+        pairs = zip(tensors, dtypes, strict=True)
+        return [each.to(dtype.to("torch")) for each, dtype in pairs]
+
+    def batched(self, function: Callable[..., Any], marks: Sequence[bool]) -> Callable[..., Any]:
+        """Return a function for a batch: along axis 0 of the arguments that are marked."""
+        mapped: Callable[..., Any] = torch.func.vmap(
+            function, in_dims=tuple(0 if mark else None for mark in marks)
+        )
+        return mapped
+
+    def _cast(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the module's tensors in its own dtypes, where the caller has narrower ones."""
+        pairs = zip(operands, self._dtypes, strict=False)
+        return [each if each.dtype is dtype else each.to(dtype) for each, dtype in pairs]
+
+    def _call(self, operands: Sequence[Any], rebuild: Rebuild) -> Any:
+        args, kwargs = rebuild(operands[self.count :])
+        with self._lock:
+            before = [owner[name] for owner, name, _ in self._slots]
+            attributes = [vars(part).copy() for part in self._parts]  # an LSTM keeps its weights
+            try:
+                for owner, name, place in self._slots:
+                    owner[name] = operands[place]
+                return self.copy(*args, **kwargs)
+            finally:
+                for (owner, name, _), tensor in zip(self._slots, before, strict=True):
+                    owner[name] = tensor
+                for part, kept in zip(self._parts, attributes, strict=True):
+                    object.__setattr__(part, "__dict__", kept)
+
+
+def leaves_of(outcome: Any) -> list[Any]:
+    """Return the tensors in what a module returned, each once."""
+    if isinstance(outcome, torch.Tensor):
+        return [outcome]
+    return [tensor for _, tensor in trees.tensors_of(outcome)]
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with _RANDOM, torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[misc]
+    """Sees which storages are written, and whether random numbers are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[int] = set()
+        self.is_random = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.is_random |= torch.Tag.nondeterministic_seeded in func.tags
+        parts = func._schema.arguments
+        values = dict(zip((part.name for part in parts), args, strict=False)) | (kwargs or {})
+        written = [p.name for p in parts if p.alias_info is not None and p.alias_info.is_write]
+        if values.get("training") or values.get("train"):
+            written += ["running_mean", "running_var"]  # batch norms do not declare them
+        for name in written:
+            value = values.get(name)
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(each, torch.Tensor):
+                    self.written.add(each.untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,226 @@
+"""Modules of torch in JAX: values, gradients and buffers are those of the module in torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+nn = torch.nn
+
+X = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
+
+
+def perceptron(*further):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), *further, nn.Tanh(), nn.Linear(8, 3))
+
+
+def close(one, other, tolerance=1e-5):
+    np.testing.assert_allclose(
+        np.asarray(one), other.detach().numpy(), rtol=tolerance, atol=tolerance
+    )
+
+
+def loss_of(function, params):
+    return lambda own, x: (function({**params, "params": own}, x) ** 2).sum()
+
+
+def check_gradients(module, gradients, x=X):
+    module.zero_grad()
+    (module(torch.from_numpy(x)) ** 2).sum().backward()
+    assert gradients.keys() == dict(module.named_parameters()).keys()
+    for name, parameter in module.named_parameters():
+        close(gradients[name], parameter.grad, 1e-4)
+
+
+@pytest.mark.parametrize("prepare", [lambda f: f, jax.jit])
+def test_values_and_gradients_are_those_of_the_module(prepare):
+    module = perceptron()
+    function, params = dlbridge.bridge(module, to="jax")
+    close(prepare(function)(params, X), module(torch.from_numpy(X)))
+    gradients = prepare(jax.grad(loss_of(function, params)))(params["params"], X)
+    check_gradients(module, gradients)
+
+
+def test_parameters_and_buffers_share_the_memory_of_the_module():
+    module = perceptron(nn.BatchNorm1d(8))
+    _, params = dlbridge.bridge(module, to="jax")
+    for part, tensors in (
+        ("params", dict(module.named_parameters())),
+        ("buffers", {"1.running_mean": module[1].running_mean}),
+    ):
+        for name, tensor in tensors.items():
+            assert params[part][name].unsafe_buffer_pointer() == tensor.data_ptr()
+
+
+@pytest.mark.full
+def test_a_module_of_many_tensors_has_the_same_values_and_gradients():
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(20)])
+    function, params = dlbridge.bridge(module, to="jax", mutable=True)
+
+    def loss(own):
+        outcome, buffers = function({**params, "params": own}, X)
+        return (outcome**2).sum(), buffers
+
+    before = {name: np.array(each) for name, each in params["buffers"].items()}
+    gradients, buffers = jax.jit(jax.grad(loss, has_aux=True))(params["params"])
+    for name, each in params["buffers"].items():
+        np.testing.assert_array_equal(each, before[name])
+    check_gradients(module, gradients)  # calls it, which changes its buffers likewise
+    for name, tensor in module.named_buffers():
+        close(buffers[name], tensor)
+
+
+@pytest.mark.parametrize("batch", ["sequential", "batched"])
+def test_vmap_gives_the_values_and_gradients_of_each_example(batch):
+    module = perceptron()
+    function, params = dlbridge.bridge(module, to="jax", batch=batch)
+    several = np.stack([X, 2 * X, X - 1])
+    found = jax.vmap(function, (None, 0))(params, several)
+    gradient = jax.grad(loss_of(function, params))
+    gradients = jax.vmap(gradient, (None, 0))(params["params"], several)
+    for number, x in enumerate(several):
+        close(found[number], module(torch.from_numpy(x)))
+        check_gradients(module, {name: each[number] for name, each in gradients.items()}, x)
+
+
+def test_second_derivatives_are_those_of_torch():
+    module = perceptron()
+    function, params = dlbridge.bridge(module, to="jax")
+    slope = jax.grad(lambda x: function(params, x).sum())
+    found = jax.grad(lambda x: (slope(x) ** 2).sum())(X)
+    x = torch.from_numpy(X.copy()).requires_grad_()
+    (first,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad((first**2).sum(), x)
+    close(found, second, 1e-4)
+
+
+def test_buffers_go_through_a_scan_and_the_module_keeps_its_own():
+    module = perceptron(nn.BatchNorm1d(8)).train()
+    function, params = dlbridge.bridge(module, to="jax", mutable=True)
+
+    def step(buffers, x):
+        outcome, buffers = function({**params, "buffers": buffers}, x)
+        return buffers, outcome
+
+    several = np.stack([X, 2 * X, X - 1])
+    buffers, found = jax.jit(lambda: jax.lax.scan(step, params["buffers"], several))()
+    assert int(module[1].num_batches_tracked) == 0
+    for number, x in enumerate(several):
+        close(found[number], module(torch.from_numpy(x)))
+    for name, tensor in module.named_buffers():
+        close(buffers[name], tensor)
+
+
+def test_the_mode_is_that_of_the_call_of_bridge():
+    module = perceptron(nn.BatchNorm1d(8)).eval()
+    function, params = dlbridge.bridge(module, to="jax")
+    expected = module(torch.from_numpy(X))
+    module.train()
+    close(function(params, X), expected)
+
+
+def test_a_call_that_changes_a_buffer_needs_mutable():
+    function, params = dlbridge.bridge(perceptron(nn.BatchNorm1d(8)), to="jax")
+    with pytest.raises(ArgumentError, match=r"changes the buffer '1\.\w+'.*mutable=True"):
+        function(params, X)
+
+
+def test_dropout_follows_the_key_in_values_and_gradients():
+    module = perceptron(nn.Dropout(0.5)).train()
+    function, params = dlbridge.bridge(module, to="jax")
+    key = jax.random.key(3)
+    seed = int(jax.random.bits(key, dtype="uint32"))
+    state = torch.get_rng_state()
+    found = jax.jit(function)(params, X, rng=key)
+    gradients = jax.grad(lambda own: (function({**params, "params": own}, X, rng=key) ** 2).sum())(
+        params["params"]
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(seed)
+    close(found, module(torch.from_numpy(X)))
+    torch.manual_seed(seed)
+    check_gradients(module, gradients)
+    assert not np.allclose(found, function(params, X, rng=jax.random.key(4)))
+    with pytest.raises(ArgumentError, match="draws random numbers; pass rng="):
+        function(params, X)
+    mean, _ = dlbridge.bridge(module.eval(), to="jax")
+    close(mean(params, X), module(torch.from_numpy(X)))
+
+
+class Tied(nn.Module):
+    """A language model whose embedding and output share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Embedding(10, 4)
+        self.outer = nn.Linear(4, 10, bias=False)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, tokens, *, scale=1.0):
+        logits = self.outer(self.inner(tokens)) * scale
+        return {"logits": logits, "best": logits.argmax(-1)}
+
+
+def test_a_shared_parameter_is_one_and_a_dict_of_results_is_a_dict():
+    module = Tied()
+    function, params = dlbridge.bridge(module, to="jax")
+    assert list(params["params"]) == ["inner.weight"]
+    tokens = np.array([1, 2, 2], np.int32)
+
+    def loss(own):
+        found = function({**params, "params": own}, tokens, scale=2.0)
+        return (found["logits"] ** 2).sum(), found["best"]
+
+    gradients, best = jax.grad(loss, has_aux=True)(params["params"])
+    expected = module(torch.from_numpy(tokens), scale=2.0)
+    (expected["logits"] ** 2).sum().backward()
+    close(gradients["inner.weight"], module.inner.weight.grad, 1e-4)
+    assert np.array_equal(best, expected["best"].numpy())
+
+
+def test_a_module_that_works_in_place_changes_no_array_of_jax():
+    function, params = dlbridge.bridge(nn.ReLU(inplace=True), to="jax")
+    x = jnp.asarray([-1.0, 2.0])
+    assert np.array_equal(jax.jit(function)(params, x), [0, 2])
+    assert np.array_equal(x, [-1, 2])
+    assert np.array_equal(jax.grad(lambda x: function(params, x).sum())(x), [0, 1])
+
+
+def test_a_recurrent_module_returns_its_nested_results():
+    module = nn.LSTM(6, 4)
+    function, params = dlbridge.bridge(module, to="jax")
+    found, (hidden, cell) = jax.jit(function)(params, X)
+    expected, (h, c) = module(torch.from_numpy(X))
+    close(found, expected)
+    close(hidden, h)
+    close(cell, c)
+
+
+def test_what_cannot_cross_is_refused_with_advice():
+    module = perceptron()
+    function, params = dlbridge.bridge(module, to="jax")
+    with pytest.raises(UnsupportedTypeError, match=r"must be a torch\.nn\.Module, got .*wrap"):
+        dlbridge.bridge(np.sin, to="jax")
+    with pytest.raises(ArgumentError, match="goes to 'jax', got to='numpy'"):
+        dlbridge.bridge(module, to="numpy")
+    with pytest.raises(ArgumentError, match="batch must be 'sequential' or 'batched'"):
+        dlbridge.bridge(module, to="jax", batch="broadcast")
+    with pytest.raises(ArgumentError, match="no shape yet; call the module once"):
+        dlbridge.bridge(nn.LazyLinear(3), to="jax")
+    with pytest.raises(ArgumentError, match="there is no dict 'params'"):
+        function(params["params"], X)
+    fewer = {name: each for name, each in params["params"].items() if name != "0.bias"}
+    with pytest.raises(ArgumentError, match=r"'params' lacks '0\.bias'"):
+        function({**params, "params": fewer}, X)
+    other = params["params"] | {"0.bias": jnp.zeros(3)}
+    with pytest.raises(ArgumentError, match=r"must be an array of shape \[8\], got \[3\]"):
+        function({**params, "params": other}, X)
+    with pytest.raises(ExchangeError, match="float64"):
+        dlbridge.bridge(nn.Linear(2, 2).double(), to="jax")
