@@ -467,7 +467,7 @@ def test_native_code_of_another_processor_is_not_used(
     if platform.machine() not in MACHINES:
         pytest.skip(f"the compiler's names of processors for {platform.machine()} are not known")
     compiler = tmp_path / "cc"
-    (found,) = compile_module._find_compiler(compile_module._C, None)
+    found, *_ = compile_module._find_compiler(compile_module._C, None)
     compiler.write_text(
         "#!/usr/bin/env python3\n"
         "import os, sys\n"

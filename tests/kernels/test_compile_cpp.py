@@ -51,6 +51,7 @@ def compile_(name: str, body: str, schema: str = "(x: f64[n]) -> f64[n]", **opti
     return dlbridge.compile_cpp(HEADER + text, name, f"cpp::{name}{schema}", **options)
 
 
+@pytest.mark.fast(lambda flags: not flags)
 @pytest.mark.parametrize("flags", [(), ("-fopenmp",), ("-UNDEBUG",)], ids=["", "openmp", "checks"])
 def test_views_dispatch_and_parallel_loops(flags: tuple[str, ...]) -> None:
     try:
@@ -83,40 +84,43 @@ def test_the_same_text_is_compiled_once(cache: Path) -> None:
     assert (again.stat().st_ino, again.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ('dlb::check(call.count() == 9, "got ", call.count(), " tensors");', "got 2 tensors"),
-        ('throw std::invalid_argument("its own");', "its own"),
-        ("call.view<const double, 2>(0);", "a view of 2 dimensions on a tensor of 1"),
-        ("call.view<const float, 1>(0);", "a view of another dtype than its tensor"),
-        ("call.flat<const int32_t>(0);", "a view of another dtype than its tensor"),
-        ("dlb::visit<float, int>(call.tensor(0), [](auto) {});", "no code for dtype"),
-        ("call.tensor(2);", "tensor 2 of 2"),
-        ("call.get_float(0);", "scalar 0 of 0"),
-        (
-            "dlb::parallel_for(0, 100, 1, [](int64_t i) { dlb::check(i != 77, i); });",
-            "77",
-        ),
-    ],
-)
-def test_exceptions_are_errors_of_the_call(body: str, text: str) -> None:
-    with pytest.raises(KernelError, match=text):
-        compile_("fails", body)(np.ones(3))
+def cases(name: str, bodies: dict[str, str], **options: Any) -> Any:
+    """Return a kernel that runs the body of a number: one compilation for all of them."""
+    branches = [f"if (call.get_int(0) == {at}) {{ {body} }}" for at, body in enumerate(bodies)]
+    return compile_(name, "\n".join(branches), "(x: f64[n], *, at: int) -> f64[n]", **options)
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ("call.view<const double, 1>(0)(3);", "index 3 of dimension 0, which has 3"),
-        ("call.view<const double, 1>(0)(-1);", "index -1 of dimension 0"),
-        ("call.flat<const double>(0)[3];", "index 3 of 3 elements"),
-    ],
-)
-def test_indices_are_checked_in_debug_builds(body: str, text: str) -> None:
-    kernel = compile_("outside", f"volatile double y = {body} (void)y;", flags=["-UNDEBUG"])
-    with pytest.raises(KernelError, match=text):
-        kernel(np.ones(3))
+FAILURES = {
+    'dlb::check(call.count() == 9, "got ", call.count(), " tensors");': "got 2 tensors",
+    'throw std::invalid_argument("its own");': "its own",
+    "call.view<const double, 2>(0);": "a view of 2 dimensions on a tensor of 1",
+    "call.view<const float, 1>(0);": "a view of another dtype than its tensor",
+    "call.flat<const int32_t>(0);": "a view of another dtype than its tensor",
+    "dlb::visit<float, int>(call.tensor(0), [](auto) {});": "no code for dtype",
+    "call.tensor(2);": "tensor 2 of 2",
+    "call.get_float(1);": "scalar 1 of 1",
+    "call.get_string(0);": "scalar 0 is no text",
+    "dlb::parallel_for(0, 100, 1, [](int64_t i) { dlb::check(i != 77, i); });": "77",
+}
+OUTSIDE = {
+    "call.view<double, 1>(0)(3) = 1;": "index 3 of dimension 0, which has 3",
+    "call.view<double, 1>(0)(-1) = 1;": "index -1 of dimension 0",
+    "call.flat<double>(0)[3] = 1;": "index 3 of 3 elements",
+}
+
+
+def test_exceptions_are_errors_of_the_call() -> None:
+    kernel = cases("fails", FAILURES)
+    for at, text in enumerate(FAILURES.values()):
+        with pytest.raises(KernelError, match=text):
+            kernel(np.ones(3), at=at)
+
+
+def test_indices_are_checked_in_debug_builds() -> None:
+    kernel = cases("outside", OUTSIDE, flags=["-UNDEBUG"])
+    for at, text in enumerate(OUTSIDE.values()):
+        with pytest.raises(KernelError, match=text):
+            kernel(np.ones(3), at=at)
 
 
 def test_a_flat_view_needs_contiguous_memory() -> None:
@@ -197,6 +201,7 @@ def test_mistakes_are_refused_in_its_own_name(monkeypatch: pytest.MonkeyPatch) -
         dlbridge.compile_cpp("", "f")
 
 
+@pytest.mark.fast(lambda standard: standard == "c++17")
 @pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
 def test_the_header_compiles_without_warnings(standard: str, tmp_path: Path) -> None:
     source = tmp_path / "rows.cpp"
