@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -60,6 +61,44 @@ def test_there_are_exactly_two_set_up_commands() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for command in commands:
         assert re.search(rf"^{command.removeprefix('make ')}:", makefile, re.MULTILINE)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_the_commands_of_a_kernel_library_run(tmp_path: Path) -> None:
+    """In a shell, one after the other; what is installed goes to a folder of this test."""
+    if importlib.util.find_spec("scikit_build_core") is None:
+        pytest.skip("scikit-build-core is not installed")
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("there is no C compiler here")
+    (tmp_path / "bin").mkdir()
+    for command, module in (("python", ""), ("pip", "-m pip"), ("pytest", "-m pytest")):
+        script = tmp_path / "bin" / command
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        script.chmod(0o755)
+    (block,) = [block for block in blocks("sh") if "new-kernel-library" in block]
+    path = [tmp_path / "bin", os.environ["PATH"]]
+    modules = [tmp_path / "site", ROOT, os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        ["sh", "-e"],
+        input=block,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": os.pathsep.join(map(str, path)),
+            "PYTHONPATH": os.pathsep.join(map(str, modules)).rstrip(os.pathsep),
+            "PIP_TARGET": str(tmp_path / "site"),
+            "PIP_NO_DEPS": "1",  # this dlbridge, which no index has
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    (wheel,) = (tmp_path / "mylib" / "dist").iterdir()
+    assert wheel.name.startswith("mylib-0.1.0-py3-none-")
 
 
 def test_the_demonstration_is_small_and_says_so_without_running_anything() -> None:
