@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from operator import index
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread, current_thread, get_ident
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, Unpack
@@ -288,6 +288,11 @@ class Stream(Iterator[Any]):
 _Totals = dict[tuple[str, str | None, str | None], tuple[int, int]]
 
 
+# Seconds of a wait after which Python looks for signals: where polars has put its handler of SIGINT
+# in the place of Python's, a signal ends no wait.
+_LOOK = 1.0
+
+
 class _Entry:
     """One batch, ready to be handed out.
 
@@ -367,7 +372,10 @@ class _Feed:
                 return entry
             if is_ended:
                 return None
-            self.ready.get()
+            try:
+                self.ready.get(timeout=_LOOK)
+            except Empty:
+                pass
         return None
 
     def _check_process(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import copy
 import gc
-import os
 import pickle
 import signal
 import sys
@@ -277,27 +276,28 @@ def test_an_error_of_iter_is_raised_by_the_call() -> None:
 
 
 def test_an_interrupt_while_waiting_loses_no_batch() -> None:
-    goes_on = threading.Event()
+    goes_on, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
 
     def make() -> Iterator[Any]:
         for i, batch in enumerate(batches(4)):
             if i == 2:
-                os.kill(os.getpid(), signal.SIGINT)  # for the main thread, which waits for this
+                signal.pthread_kill(main, signal.SIGINT)  # it waits for this batch, or soon will
                 assert goes_on.wait(WAIT)
             yield batch
 
     ahead = stream(make(), "numpy", prefetch=1)
-    seen: list[int] = []
+    seen: list[Any] = []
     interrupts = 0
-    while True:
+    while len(seen) < 4:
         try:
-            seen.extend(numbers([next(ahead)]))
+            while len(seen) < 4:
+                seen.extend(islice(ahead, 1))  # a batch is in the list, or was not handed out
         except KeyboardInterrupt:
             interrupts += 1
             goes_on.set()
-        except StopIteration:
-            break
-    assert (seen, interrupts) == ([0, 1, 2, 3], 1)
+    assert (numbers(seen), interrupts) == ([0, 1, 2, 3], 1)
+    assert next(ahead, None) is None
 
 
 def test_an_interrupt_at_any_line_of_the_wait_loses_no_batch() -> None:
