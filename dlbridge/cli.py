@@ -11,6 +11,7 @@ dlbridge matrix       exchange tensors between all frameworks and show what arri
 dlbridge new-kernel-library   write a project of kernels: sources, tests, what builds a wheel
 dlbridge prove        find out whether the installed torch takes the fastest path
 dlbridge frameworks   show how tensors go in and out of each framework, and what to know about it
+dlbridge stubs        write what editors and type checkers read of a kernel library
 dlbridge version      print the versions of dlbridge and of the DLPack standard it speaks
 """
 
@@ -27,7 +28,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbridge import frameworks
+from dlbridge import frameworks, registry
 from dlbridge._core import lib
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter
@@ -117,7 +118,7 @@ def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def add_libraries(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands for kernel libraries: `config`, `new-kernel-library` and `kernels`."""
+    """Add the commands for kernel libraries: `config`, `new-kernel-library`, `kernels`, `stubs`."""
     text = "print what a compiler needs for dlbridge_kernel.h"
     settings = add(commands, "config", show_config, text)
     form = settings.add_mutually_exclusive_group(required=True)
@@ -134,6 +135,16 @@ def add_libraries(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     exported = add(commands, "kernels", show_kernels, text, status)
     exported.add_argument("library", metavar="FILE", type=Path, help="a shared library")
     exported.add_argument("--json", action="store_true", help="as JSON")
+    text = "write what editors and type checkers read of a kernel library"
+    status = "1 if it exports no kernels, 2 if it cannot be read or written, else 0"
+    typed = add(commands, "stubs", show_stubs, text, status)
+    typed.add_argument(
+        "library", metavar="PACKAGE", help="an installed package, or a library's file"
+    )
+    typed.add_argument(
+        "--output", metavar="FILE", help="such as src/mylib/__init__.pyi; else stdout"
+    )
+    typed.add_argument("--frameworks", metavar="NAMES", help="numpy,torch; default: all")
 
 
 def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -320,6 +331,36 @@ def show_kernels(options: argparse.Namespace) -> int:
         text = f"{options.library} exports no kernels with DLB_EXPORT"
         print(escape_controls(f"dlbridge kernels: {text}"), file=sys.stderr)
     return 0 if exports else 1
+
+
+def show_stubs(options: argparse.Namespace) -> int:
+    """Print or write the stub of a library that is not loaded."""
+    from dlbridge.frameworks import stubs
+    from dlbridge.kernels.packages import find_library, list_exports
+
+    try:
+        known = stubs.known_frameworks()
+        chosen = options.frameworks.split(",") if options.frameworks else known
+        names = [registry.one_of(name, known, "stubs", "has no tensors here") for name in chosen]
+        path = Path(options.library)
+        exports = list_exports(path if path.is_file() else find_library(options.library))
+    except (DLBridgeError, OSError) as error:
+        text = str(error).removeprefix("load_package: ").removeprefix("load_library: ")
+        text = text.removeprefix("stubs: ")
+        print(escape_controls(f"dlbridge stubs: {text}", lines=True), file=sys.stderr)
+        return 2
+    if not exports:
+        text = f"dlbridge stubs: {options.library} exports no kernels with DLB_EXPORT"
+        print(escape_controls(text), file=sys.stderr)
+        return 1
+    written = stubs.write_stub(exports, names)
+    if options.output is None:
+        print(written, end="")
+        return 0
+    if not can_write("stubs", options.output):
+        return 2
+    write_file(options.output, [written.encode()])
+    return 0
 
 
 # ---- inspect ------------------------------------------------------------------------------------

@@ -35,11 +35,20 @@ def load_package(name: str) -> Library:
         Traceback (most recent call last):
         dlbridge.errors.ArgumentError: load_package: no library of numpy exports kernels with ...
     """
+    return load_library(find_library(name))
+
+
+def find_library(name: str) -> Path:
+    """Return the library of an installed package that exports kernels; nothing is loaded.
+
+    Raises:
+        ArgumentError: as `load_package`.
+    """
     _check(name)
     libraries = registry.load(_libraries, name)
     exporting = [path for path in libraries if exports_kernels(path)]
     if len(exporting) == 1:
-        return load_library(exporting[0])
+        return exporting[0]
     if exporting:
         paths = "\n    ".join(map(str, exporting))
         raise ArgumentError(

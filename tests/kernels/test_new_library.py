@@ -67,7 +67,7 @@ def test_its_wheel_is_for_every_python_and_its_tests_pass(tmp_path: Path) -> Non
     assert wheel.name.startswith("mylib-0.1.0-py3-none-")
     with zipfile.ZipFile(wheel) as file:
         names = [name for name in file.namelist() if name.startswith("mylib/")]
-    assert sorted(names) == ["mylib/__init__.py", "mylib/libmylib.so"]
+    assert sorted(names) == ["mylib/__init__.py", "mylib/libmylib.so", "mylib/py.typed"]
     run(*pip, "install", "--no-deps", "--target", installed, wheel, folder=project)
     out = run(sys.executable, "-m", "pytest", "-q", folder=project, path=installed)
     assert "1 passed" in out
@@ -80,7 +80,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     assert {str(path) for path in files} == {*out.partition("\n\n")[0].splitlines()}
     assert {path.name for path in files} == {
         "CMakeLists.txt", "README.md", ".gitignore", "pyproject.toml", "__init__.py", "kernels.c",
-        "test_waves.py",
+        "test_waves.py", "py.typed",
     }  # fmt: skip
     assert "NAME" not in "".join(path.read_text() for path in files)
     assert f"cd {tmp_path / 'waves'} && pip install --no-build-isolation . && pytest" in out
