@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
+import measuring
 import numpy as np
 import pytest
 from driver_calls import LEGACY, PER_THREAD
@@ -340,10 +340,8 @@ def test_all_work_ends_after_threads_that_used_their_default_streams(machine, ad
 
 def wait_for_the_end_of(thread: threading.Thread) -> None:
     """Wait until the system has no such thread: `join` returns a little before."""
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/self/task/{thread.native_id}").exists():
-        assert time.monotonic() < deadline, "the thread does not end"
-        time.sleep(0.001)
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    measuring.until(lambda: not task.exists(), "the end of the thread")
 
 
 def test_a_kernel_on_one_stream_needs_no_other_call_of_the_driver(fake_machine):
