@@ -307,9 +307,9 @@ def end_threads(machine, add_one, count: int) -> list[bool]:
 
     def work() -> None:
         with cuda.stream(PER_THREAD):
-            for _ in range(20):
+            for i in range(20):
                 y = add_one(x)
-                machine.launch(PER_THREAD, reads=[(y.data_ptr, 64)], slow=True)
+                machine.launch(PER_THREAD, reads=[(y.data_ptr, 64)], slow=i == 0)
                 del y
         is_through.append(machine.is_through(PER_THREAD))
 
