@@ -203,6 +203,35 @@ def test_a_recurrent_module_returns_its_nested_results():
     close(cell, c)
 
 
+class Positive(nn.Module):
+    def forward(self, x):
+        return x[x > 0]
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("kind", [Positive, Branch])
+def test_a_module_that_looks_at_values_is_refused_by_name(kind):
+    function, params = dlbridge.bridge(kind(), to="jax")
+    with pytest.raises(ArgumentError, match=rf"^{kind.__name__}: .* depend on values \(aten\."):
+        function(params, X)
+
+
+def test_a_transformer_and_a_normalised_convolution_have_the_values_of_torch():
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+    images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(True), nn.MaxPool2d(2))
+    for module, shape in ((encoder, (2, 3, 8)), (images, (2, 3, 8, 8))):
+        x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        function, params = dlbridge.bridge(module, to="jax", mutable=True)
+        found, buffers = jax.jit(function)(params, x)
+        close(found, module(torch.from_numpy(x)))
+        for name, tensor in module.named_buffers():
+            close(buffers[name], tensor)
+
+
 def test_what_cannot_cross_is_refused_with_advice():
     module = perceptron()
     function, params = dlbridge.bridge(module, to="jax")

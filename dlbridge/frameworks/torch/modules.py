@@ -14,7 +14,11 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,17 +99,26 @@ class Module:
         Args:
             forms: shape and dtype of each operand: parameters, buffers, tensors of the arguments.
             rebuild: makes the arguments of the module of these tensors.
+
+        Raises:
+            ArgumentError: what the module does depends on values.
         """
-        with FakeTensorMode() as mode, torch.no_grad():
+        with FakeTensorMode(), torch.no_grad():
             operands = [
                 torch.empty(shape, dtype=dtype.to("torch"), device=self.platform)
                 for shape, dtype in forms
             ]
             operands[: self.count] = self._cast(operands)
-            with _Watch() as watch:
-                outcome = self._call(operands, rebuild)
+            try:
+                with _Watch() as watch:
+                    outcome = self._call(operands, rebuild)
+            except (DynamicOutputShapeException, DataDependentOutputException) as error:
+                raise ArgumentError(
+                    f"{self.name}: shapes must follow from the shapes of the arguments, and here "
+                    f"they, or a decision in Python, depend on values ({error.func}); call the "
+                    "module outside of JAX, or change it to compute with masks"
+                ) from error
             leaves = leaves_of(outcome)
-            del mode
         written = [
             place
             for place, each in enumerate(operands)
@@ -137,8 +150,11 @@ class Module:
 
     def cast(self, tensors: Sequence[Any], dtypes: Sequence[DType]) -> list[Any]:
         """Return tensors in these dtypes."""
-        pairs = zip(tensors, dtypes, strict=True)
-        return [each.to(dtype.to("torch")) for each, dtype in pairs]
+        own = [dtype.to("torch") for dtype in dtypes]
+        return [
+            each if each.dtype is dtype else each.to(dtype)
+            for each, dtype in zip(tensors, own, strict=True)
+        ]
 
     def batched(self, function: Callable[..., Any], marks: Sequence[bool]) -> Callable[..., Any]:
         """Return a function for a batch: along axis 0 of the arguments that are marked."""
