@@ -214,6 +214,7 @@ MANAGERS = {
     "exchange/stream.py": {"Stream": "it enters nothing, and ends when it is dropped"},
     "exchange/trees.py": {"_inside": "its state ends with the walk"},
     "frameworks/torch/internals.py": {"_switched": "", "_cuda_autocast": ""},
+    "frameworks/torch/modules.py": {"_seeded": "a lock, and what torch itself restores"},
     "frameworks/torch/operators.py": {"_grad_modes": ""},
     "graph/core/default_graph.py": {"name_scope": ""},
     "graph/core/scopes.py": {"Block": "", "DefaultBlock": ""},
