@@ -23,6 +23,7 @@ from dlbridge.execution.backend import (
 from dlbridge.execution.errors import InvalidArgumentError, UnimplementedError, failure
 from dlbridge.execution.placement import ANYWHERE, HOST, Place, Placed
 from dlbridge.execution.plan import Body, Guard, Instruction, Step, UfuncCall, make_loops
+from dlbridge.execution.queues import QueueState
 from dlbridge.execution.registry import Context, Ends, Given
 from dlbridge.execution.variables import VariableState, Written, is_handle, reader, typed
 from dlbridge.proto.datatypes import resource, string
@@ -91,8 +92,8 @@ class Runtime:
 
     def release(self) -> None:
         """Release everything, including the state of variables."""
-        for each in self.resources.values():
-            if isinstance(each, VariableState):  # others are generators of random numbers
+        for each in self.resources.values():  # others are generators of random numbers
+            if isinstance(each, VariableState | QueueState):
                 each.release()
         self.resources.clear()
         self._contexts = {}

@@ -87,6 +87,12 @@ class Ends(Protocol):
     def allocated(self, steps: Sequence[Any]) -> Sequence[Any]:
         """Return the steps of a plan, which allocate what they send where it suits the sends."""
 
+    def check(self) -> None:
+        """Raise if the run has failed elsewhere, before a node takes what others could have."""
+
+    def pause(self) -> None:
+        """Let other tasks go on while a node waits for their runs; raise where they cannot."""
+
 
 class Context:
     """A framework, a device and the state of a session, for the factories of kernels.

@@ -186,8 +186,10 @@ def describe(dims: Dims | None) -> str:
 # ---- variables in a graph ----------------------------------------------------------------------
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
-READERS = frozenset({
-    "IsVariableInitialized", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
+READERS = frozenset({  # and what takes handles of queues, which are no variables
+    "IsVariableInitialized", "QueueCloseV2", "QueueDequeueManyV2", "QueueDequeueUpToV2",
+    "QueueDequeueV2", "QueueEnqueueManyV2", "QueueEnqueueV2", "QueueIsClosedV2", "QueueSizeV2",
+    "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
     "VarIsInitializedOp", "VariableShape",
 })  # fmt: skip
 

@@ -51,6 +51,7 @@ from dlbridge.graph.ops.linear import *
 from dlbridge.graph.ops.logic import *
 from dlbridge.graph.ops.nn import log_sigmoid as log_sigmoid
 from dlbridge.graph.ops.padding import *
+from dlbridge.graph.ops.queues import *
 from dlbridge.graph.ops.random import *
 from dlbridge.graph.ops.reduce import *
 from dlbridge.graph.ops.slicing import *
@@ -131,9 +132,9 @@ _ABSENT = {
         "cond", "case", "switch_case", "while_loop", "map_fn", "vectorized_map", "scan", "foldl",
         "foldr", "TensorArray", "CriticalSection",
     ),
-    "queues": (
-        "FIFOQueue", "PaddingFIFOQueue", "PriorityQueue", "RandomShuffleQueue", "QueueBase",
-        "queue", "ConditionalAccumulator",
+    "queues but FIFOQueue": (
+        "PaddingFIFOQueue", "PriorityQueue", "RandomShuffleQueue", "QueueBase", "queue",
+        "ConditionalAccumulator",
     ),
     "readers of files": (
         "data", "read_file", "write_file", "parse_example", "parse_single_example",

@@ -934,6 +934,11 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "ScatterNdUpdate", "ScatterSub", "ScatterUpdate", "VarHandleOp", "VarIsInitializedOp",
         "Variable", "VariableShape", "VariableV2",
     ),
+    "state, which the tests of queues compare": (
+        "FIFOQueueV2", "QueueCloseV2", "QueueDequeueManyV2", "QueueDequeueUpToV2",
+        "QueueDequeueV2", "QueueEnqueueManyV2", "QueueEnqueueV2", "QueueIsClosedV2",
+        "QueueSizeV2",
+    ),
     "every graph has them": ("Const", "Placeholder", "PlaceholderWithDefault", "NoOp"),
     "they call functions, check or print": ("Assert", "Print", "PyFunc", "PyFuncStateless"),
     "TensorFlow 2 has them no more": ("BatchNormWithGlobalNormalization", "TopK"),

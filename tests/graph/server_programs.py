@@ -1008,6 +1008,88 @@ def several_threads() -> None:
     assert not wrong, wrong
 
 
+def queues() -> None:
+    """A run that waits at a queue of another task goes on when another run enqueues there."""
+    with tf.Graph().as_default():
+        with on(1):
+            queue = tf.FIFOQueue(2, [tf.int64, tf.string], [[2], []], shared_name="queues")
+        x, text = tf.placeholder(tf.int64, [2]), tf.placeholder(tf.string, [])
+        put, first = queue.enqueue([x, text]), queue.dequeue()
+        close = queue.close()
+        with session() as s, session() as other:
+            got: list[Any] = []
+            taker = threading.Thread(target=lambda: got.extend(s.run(first) for _ in range(5)))
+            taker.start()
+            for i in range(5):  # the queue holds two
+                other.run(put, {x: [i, -i], text: b"%d" % i})
+            taker.join()
+            assert [row[0].tolist() for row in got] == [[i, -i] for i in range(5)]
+            assert [row[1] for row in got] == [b"%d" % i for i in range(5)]
+            late = tf.RunOptions(timeout_in_ms=100)
+            with pytest.raises(tf.errors.DeadlineExceededError):
+                s.run(first, options=late)
+            other.run(put, {x: [8, 9], text: b"kept"})  # the run that has failed takes it no more
+            assert s.run(first)[0].tolist() == [8, 9]
+            ended: list[Any] = []
+
+            def wait_in_vain() -> None:
+                with pytest.raises(tf.errors.OutOfRangeError, match="is closed and has insuff"):
+                    s.run(first)
+                ended.append(True)
+
+            taker = threading.Thread(target=wait_in_vain)
+            taker.start()
+            other.run(close)
+            taker.join()
+            assert ended
+            with pytest.raises(tf.errors.CancelledError, match="is closed"):
+                other.run(put, {x: [0, 0], text: b""})
+
+
+def synchronous_workers() -> None:
+    """Workers add gradients on the server, and wait for a token before the next step."""
+    cluster = tf.train.ClusterSpec.from_mpi({"ps": 1})
+    server = tf.train.Server(cluster)
+    if server.task.job == "ps":
+        server.join()
+        sys.stdout.write("served\n")
+        return
+    count, worker = cluster.num_tasks("worker"), server.task.task
+    with tf.Graph().as_default(), tf.device(f"/job:worker/task:{worker}"):
+        with tf.device("/job:ps/task:0"):
+            weight = tf.get_variable("weight", initializer=1.0)
+            gradients = tf.FIFOQueue(count, tf.float32, [()], shared_name="gradients")
+            tokens = [
+                tf.FIFOQueue(1, tf.int64, [()], shared_name=f"token{i}") for i in range(count)
+            ]
+            started = tf.FIFOQueue(-1, tf.bool, [()], shared_name="started")
+        read = weight.read_value()
+        push = gradients.enqueue(read * float(worker + 1))
+        with tf.device("/job:ps/task:0"):
+            mean = tf.reduce_mean(gradients.dequeue_many(count))
+            update = tf.assign_sub(weight, 0.1 * mean)
+            with tf.control_dependencies([update]):
+                release = tf.group(*[each.enqueue(tf.constant(0, tf.int64)) for each in tokens])
+        wait, start = tokens[worker].dequeue(), tf.global_variables_initializer()
+        announce = started.enqueue_many([tf.fill([count], True)])
+        begin = started.dequeue()
+        with tf.Session(server.target) as s:
+            if worker == 0:
+                s.run(start)
+                s.run(announce)
+            s.run(begin)
+            for _ in range(20):
+                s.run(push)
+                if worker == 0:  # the chief
+                    s.run(release)
+                s.run(wait)
+            wanted = 1.0
+            for _ in range(20):
+                wanted -= 0.1 * wanted * (count + 1) / 2
+            np.testing.assert_allclose(s.run(read), wanted, rtol=1e-5)
+    sys.stdout.write(f"worker {worker} is done\n")
+
+
 def interrupted() -> None:
     """Ctrl-C in the middle of a run ends that run, and the next one works."""
     with tf.Graph().as_default():

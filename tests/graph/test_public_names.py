@@ -90,7 +90,11 @@ def test_namespaces_hold_the_same_functions() -> None:
 
 @pytest.mark.parametrize(
     ("name", "purpose"),
-    [("gradients", "gradients"), ("while_loop", "control flow"), ("FIFOQueue", "queues")],
+    [
+        ("gradients", "gradients"),
+        ("while_loop", "control flow"),
+        ("RandomShuffleQueue", "queues but FIFOQueue"),
+    ],
 )
 def test_a_name_of_tensorflow_that_is_not_there_says_so(name: str, purpose: str) -> None:
     with pytest.raises(AttributeError, match=rf"{name}.*have no {purpose}.*docs/graph\.md"):

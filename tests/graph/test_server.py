@@ -69,6 +69,7 @@ TOGETHER = {
     "driven": (
         *BOTH,
         "several_threads",
+        "queues",
         "lent_values_in_threads",
         "interrupted",
         "interrupted_copies",
@@ -174,6 +175,18 @@ def test_several_workers_use_one_parameter_server() -> None:
     done = start(3, PROGRAMS, "-", "workers", timeout=100)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["served", "worker 0 is done", "worker 1 is done"]
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.fast(lambda count: count == 3)
+def test_workers_in_step_wait_for_tokens_of_the_server(count: int) -> None:
+    """The synchronous parameter-server program: queues of gradients and of tokens."""
+    done = start(count, PROGRAMS, "-", "synchronous_workers", timeout=100)
+    assert done.returncode == 0, done.stderr
+    workers = [f"worker {i} is done" for i in range(count - 1)]
+    assert sorted(done.stdout.splitlines()) == ["served", *workers]
 
 
 @needs_mpi

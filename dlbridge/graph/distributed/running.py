@@ -249,6 +249,8 @@ class Ends:
         ranks: of the tasks.
         near: ranks that share memory with this process.
         limit: on the size of the values, or None.
+        check: called with the number of a step; raises if that has failed on another task.
+        pause: called with the rendezvous while a node waits for runs of other tasks.
     """
 
     def __init__(
@@ -257,13 +259,27 @@ class Ends:
         ranks: Mapping[str, int],
         near: Collection[int] = (),
         limit: Limit | None = None,
+        check: Callable[[int], None] | None = None,
+        pause: Callable[[native.Rendezvous], None] | None = None,
     ) -> None:
+        self._check = check
+        self._pause = pause
         self.rendezvous = native.Rendezvous(transport, _most(limit, _HEAD))
         self._transport = transport
         self._ranks = ranks
         self._near = near
         self._limit = limit
         self._sends: dict[Any, tuple[native.Edge, int]] = {}  # node -> edge, rank
+
+    def check(self) -> None:
+        """Raise if the run has failed elsewhere, before a node takes what others could have."""
+        if self._check is not None:
+            self._check(self.rendezvous.step)
+
+    def pause(self) -> None:
+        """Let other tasks go on while a node waits for their runs; raise where they cannot."""
+        if self._pause is not None:
+            self._pause(self.rendezvous)
 
     def sender(self, node: Any) -> Callable[..., Any]:
         """Return what sends the value of a node."""

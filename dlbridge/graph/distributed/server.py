@@ -47,6 +47,7 @@ from dlbridge.execution.errors import (
     UnknownError,
     failure,
 )
+from dlbridge.execution.queues import QueueState
 from dlbridge.execution.trace import Trace
 from dlbridge.execution.variables import VariableState
 from dlbridge.files import write_file
@@ -85,6 +86,7 @@ _RANK_BITS = 40  # of the number of a step, below the rank of its driver
 _SPMD = 1 << 63
 _COUNT_BITS = 40  # of the number of an SPMD step, below that of its session
 _LEAD = 32  # runs of an SPMD session that a task may be ahead of another
+_LOOK = 0.01  # seconds between two looks of a node that waits at who has left
 _TURN = 0.5  # seconds between two looks of `join` at who has left
 
 
@@ -154,6 +156,7 @@ class Server:
         self._parts: dict[tuple[int, int], _ServedPart] = {}
         self._requests: deque[tuple[int, int, _ServedPart | None, int]] = deque()
         self._idle = 0
+        self._next_look = 0.0  # of a node that waits for runs of other tasks
         self._active: set[int] = set()
         self._together: dict[int, native.StepNumbers] = {}  # those of SPMD sessions
         self._errors: dict[int, bytes] = {}
@@ -458,6 +461,25 @@ class Server:
 
     # ---- serving ----
 
+    def check_step(self, step: int) -> None:
+        """Raise if a step has failed on another task."""
+        if step in self._errors:
+            raise self._failed(step)
+
+    def pause(self, rendezvous: native.Rendezvous) -> None:
+        """Serve other tasks while a node waits for their runs; raise where they cannot come."""
+        if self._requests:  # came while a thread was idle that waits now
+            threading.Thread(target=self._serve_requests, daemon=True).start()
+        self.transport.progress()
+        step = rendezvous.step
+        if (now := monotonic()) < self._next_look:
+            return
+        self._next_look = now + _LOOK
+        self._look(rendezvous.peers, step, rendezvous.plan)
+        driver = step >> _RANK_BITS
+        if not step & _SPMD and driver != self.rank and driver in self._running.job.left:
+            raise CancelledError(f"{self.tasks[driver]} has ended, whose run this is")
+
     def _serve_requests(self) -> None:
         while self._requests:
             try:
@@ -592,7 +614,7 @@ class Server:
     def release(self) -> None:
         """Release the variables of this task."""
         for each in self.resources.values():
-            if isinstance(each, VariableState):
+            if isinstance(each, VariableState | QueueState):
                 each.release()
         self.resources.clear()
 
@@ -671,7 +693,7 @@ def _plan(
 ) -> LocalPart:
     most = options["max_bytes"]
     limit = None if most is None else Limit(most)
-    ends = Ends(server.transport, server.ranks, server.near, limit)
+    ends = Ends(server.transport, server.ranks, server.near, limit, server.check_step, server.pause)
     ends.rendezvous.peers = server.others
     runtime = Runtime(
         options["framework"],

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.execution import waiting
 from dlbridge.execution.errors import DeadlineExceededError
 from dlbridge.execution.plan import Plan
 from dlbridge.execution.trace import Trace
@@ -139,8 +140,8 @@ class RunOptions(_Message):
     Attributes:
         trace_level: anything but `NO_TRACE` fills the RunMetadata; such a run is slower.
         timeout_in_ms: after how long the run fails with DeadlineExceededError, in milliseconds; 0
-            is never. The time is checked after each operation, and while values of other tasks are
-            awaited: an operation that hangs is not interrupted.
+            is never. The time is checked after each operation, and while values of other tasks, or
+            of a queue, are awaited: an operation that hangs is not interrupted.
         inter_op_thread_pool, output_partition_graphs, report_tensor_allocations_upon_oom: without
             effect.
     """
@@ -284,9 +285,10 @@ class DeadlineTrace(Trace):
 
     def run(self, plan: Plan, values: tuple[Any, ...]) -> Any:
         """Run a plan, in C if nobody looks at its steps; return its results."""
-        if self.is_looked_at:
-            return super().run(plan, values)
-        return plan.guarded(plan.program.run_until)(self.end, self.late, *values)
+        with waiting.until(self.end, self.late):
+            if self.is_looked_at:
+                return super().run(plan, values)
+            return plan.guarded(plan.program.run_until)(self.end, self.late, *values)
 
     def late(self) -> DeadlineExceededError:
         """Return the error of a run that has taken too long."""
