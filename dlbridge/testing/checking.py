@@ -381,19 +381,19 @@ def check_inputs(subject: Subject) -> None:
 
 
 def check_empty(subject: Subject) -> None:
-    """Each named dimension in turn has no elements."""
+    """Each named dimension, and each pack, in turn has no elements."""
     recipe, done = subject.recipe, 0
     scalars = [each.name for each in recipe.schema.scalars]
-    for name in recipe.schema.names:
-        if name in scalars:
-            continue
+    extents: dict[str, Any] = {name: 0 for name in recipe.schema.names if name not in scalars}
+    extents |= dict.fromkeys(recipe.schema.packs, (2, 0))
+    for name, extent in extents.items():
         try:
-            sample = samples.make_sample(recipe, subject.sample.dtypes, **{name: 0})
-        except ArgumentError:
+            sample = samples.make_sample(recipe, subject.sample.dtypes, **{name: extent})
+        except samples.ImpossibleError:
             continue  # other dimensions would be negative
         tensors = sample.given(subject.framework)
         got = subject.outputs(sample.function(subject.call), tensors)
-        sample.compare(got, f"with {name} = 0, ")
+        sample.compare(got, f"with {name} = {extent}, ")
         done += 1
     if not done:
         raise Inapplicable("no dimension can be 0")

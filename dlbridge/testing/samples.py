@@ -11,7 +11,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.schema import MISSING, Described, Schema
+from dlbridge.kernels.schema import MISSING, Described, Dim, Schema
 from dlbridge.text import did_you_mean
 
 Array = np.ndarray[Any, Any]
@@ -25,6 +25,10 @@ TOLERANCES = {
     "float64": 1e-9, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2,
     "complex128": 1e-9, "complex64": 1e-5,
 }  # fmt: skip
+
+
+class ImpossibleError(ArgumentError):
+    """The schema has no arguments of these sizes."""
 
 
 class Recipe(NamedTuple):
@@ -166,11 +170,12 @@ def dtype_choices(schema: Schema) -> list[dict[str, DType]]:
     ]
 
 
-def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **empty: int) -> Sample:
+def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **empty: Any) -> Sample:
     """Return arguments of these dtypes.
 
     Raises:
-        ArgumentError: the schema has no arguments of these sizes.
+        ImpossibleError: the schema has no arguments of these sizes.
+        ArgumentError: the reference gives something else than the schema says.
     """
     schema = recipe.schema
     extents = dict(zip(schema.names, EXTENTS * 6, strict=False)) | dict(recipe.sizes) | empty
@@ -179,14 +184,14 @@ def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **em
         for each in schema.scalars
     }
     extents |= {name: value for name, value in scalars.items() if name in extents}
-    packs = {name: tuple(recipe.sizes.get(name, PACK)) for name in schema.packs}
+    packs = {name: tuple(empty.get(name, recipe.sizes.get(name, PACK))) for name in schema.packs}
     rng = np.random.default_rng(seed)
     tensors, values = [], []
     for each in schema.tensors:
         assert each.dtype is not None
         shape: list[int] = []
         for dim in each.dims:
-            extent = dim.evaluate(extents)
+            extent = _evaluate(schema, dim, extents)
             pack = (
                 packs[str(dim.value)] if dim.kind == "pack" else (3 if extent is None else extent,)
             )
@@ -197,9 +202,25 @@ def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **em
         tensors.append(_tensor(np.asarray(made), dtype))
         values.append(wide(tensors[-1]))
     found = [Described(each.shape, each.dtype, "", "cpu") for each in tensors]
-    results = schema.results_of(schema.bind(found, list(scalars.values())))
+    try:
+        results = schema.results_of(schema.bind(found, list(scalars.values())))
+    except ArgumentError as error:
+        raise ImpossibleError(f"check_kernel: {error}") from error
     expected = _ask(recipe, values, scalars, results)
     return Sample(recipe, dict(dtypes), tensors, scalars, results, expected)
+
+
+def _evaluate(schema: Schema, dim: Dim, extents: Mapping[str, Any]) -> Any:
+    """Return the extent of a dimension of an argument; None where any will do."""
+    try:
+        extent = dim.evaluate(extents)
+    except (ZeroDivisionError, OverflowError) as error:
+        raise ImpossibleError(f"check_kernel: {schema.qualified}: {dim} {error}") from error
+    if extent is not None and extent < 0:
+        raise ImpossibleError(
+            f"check_kernel: {schema.qualified}: {dim} is {extent}; pass other sizes={{…}}"
+        )
+    return extent
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:

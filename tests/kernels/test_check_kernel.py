@@ -143,6 +143,25 @@ def test_nothing_checked_is_a_failure(framework: Framework) -> None:
         check_kernel(wrap("idle", times), times, frameworks=["numpy"], skip=["numpy"])
 
 
+def test_sizes_that_the_schema_excludes_are_no_failure() -> None:
+    """With n = 0 an argument would have -2 elements: only k can be 0."""
+
+    def inner(x: Any, y: Any, w: Any) -> Any:
+        return x[1:-1] + y + w.sum()
+
+    kernel = wrap("inner", inner, "(x: f64[n], y: f64[n-2], w: f64[k]) -> f64[n-2]")
+    report = check_kernel(kernel, inner, frameworks=["numpy"])
+    assert statuses(report)["empty"] == "passed"
+    with pytest.raises(ArgumentError, match=r"check_kernel: checked::inner: n-2 is -1; pass other"):
+        check_kernel(kernel, inner, frameworks=["numpy"], sizes={"n": 1})
+
+
+def test_a_reference_that_is_wrong_for_empty_tensors_is_a_failure() -> None:
+    kernel = wrap("emptied", times)
+    found = failed(kernel, reference=lambda x, by: by * x if len(x) else np.zeros(1))
+    assert "the reference of checked::emptied returned 'out' of shape (1,)" in found["empty"]
+
+
 # ---- broken kernels ------------------------------------------------------------------------------
 
 
@@ -166,6 +185,16 @@ def test_an_error_for_empty_tensors_is_found() -> None:
         "for (int64_t i = 0; i < n; i++) out[i] = 2 * x[i];"
         'if (n == 0) return dlb_set_error(context, "n is 0");',
     )
+    assert failed(kernel).keys() == {"empty"}
+
+
+def test_an_error_for_an_empty_pack_is_found() -> None:
+    def nonempty(x: Any, *, by: float) -> Any:
+        if not x.size:
+            raise ValueError("nothing")
+        return by * x
+
+    kernel = wrap("nonempty_pack", nonempty, "(x: f64[...], *, by: float = 2.0) -> f64[...]")
     assert failed(kernel).keys() == {"empty"}
 
 
