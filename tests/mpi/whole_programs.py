@@ -1,0 +1,191 @@
+"""Programs as people write them over `dlbridge.mpi`; test_whole_programs.py runs them on ranks.
+
+Each compares with what one process computes from all data.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dlbridge.graph as tf
+from dlbridge import mpi
+
+RANK, SIZE = mpi.rank(), mpi.size()
+
+
+def near(got: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+def bucketed_data_parallel() -> None:
+    """Gradients as a tree, one allreduce a step: the weights of training on all samples."""
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((4 * SIZE, 5)), random.standard_normal((4 * SIZE, 2))
+
+    def train(x: Any, y: Any, reduce: Any) -> dict[str, Any]:
+        model = {"w": np.zeros((5, 2)), "b": np.zeros(2)}
+        for _ in range(20):
+            miss = x @ model["w"] + model["b"] - y
+            gradient = reduce({"w": x.T @ miss / len(x), "b": miss.mean(0)})
+            model = {name: model[name] - 0.1 * gradient[name] for name in model}
+        return model
+
+    mine = slice(4 * RANK, 4 * RANK + 4)
+    got = train(x[mine], y[mine], lambda tree: mpi.allreduce(tree, "mean"))
+    for name, wanted in train(x, y, lambda tree: tree).items():
+        near(got[name], wanted)
+
+
+def mixture_of_experts() -> None:
+    """Tokens go to the expert of their choice, and come back to their places."""
+    random = np.random.default_rng(RANK)
+    tokens, experts = random.standard_normal((9, 4)), random.integers(0, SIZE, 9)
+    order = np.argsort(experts, kind="stable")
+    counts = np.bincount(experts, minlength=SIZE).tolist()
+    rows, came = mpi.alltoallv(tokens[order], counts)
+    back, again = mpi.alltoallv(rows * (RANK + 1.0), came)
+    assert again == counts
+    result = np.empty_like(tokens)
+    result[order] = back
+    near(result, tokens * (experts + 1.0)[:, None])
+
+
+def pipeline() -> None:
+    """Micro-batches pass through a stage of each rank, several under way."""
+    batches = [np.full((3, 700), float(i)) for i in range(6)]
+    sent = []
+    for i, batch in enumerate(batches):
+        given = batch if RANK == 0 else mpi.recv(RANK - 1, i)
+        made = given * 2.0 + RANK
+        if RANK < SIZE - 1:
+            sent.append(mpi.isend(made, RANK + 1, i))
+        else:
+            wanted = batch
+            for stage in range(SIZE):
+                wanted = wanted * 2.0 + stage
+            near(made, wanted)
+    mpi.waitall(sent)
+
+
+def halo() -> None:
+    """Heat on a rod, whose ends have no neighbour."""
+    from mpi4py import MPI
+
+    grid = MPI.COMM_WORLD.Create_cart([SIZE], [False])
+    left, right = grid.Shift(0, 1)
+    whole = np.random.default_rng(1).standard_normal(8 * SIZE)
+    mine = np.zeros(10)
+    mine[1:-1] = whole[8 * RANK : 8 * RANK + 8]
+    for _ in range(15):
+        mpi.sendrecv(mine[1:2], left, right, out=mine[-1:], comm=grid)
+        mpi.sendrecv(mine[-2:-1], right, left, out=mine[:1], comm=grid)
+        mine[1:-1] += 0.2 * (mine[:-2] - 2 * mine[1:-1] + mine[2:])
+        ends = np.concatenate(([0.0], whole, [0.0]))
+        whole = whole + 0.2 * (ends[:-2] - 2 * whole + ends[2:])
+    near(mine[1:-1], whole[8 * RANK : 8 * RANK + 8])
+    grid.Free()
+
+
+def ring() -> None:
+    """Each rank sees the blocks of all in turn, as in ring attention."""
+    blocks = np.random.default_rng(2).standard_normal((SIZE, 40, 8))
+    query, block, total = blocks[RANK], blocks[RANK], np.zeros((40, 8))
+    for _ in range(SIZE):
+        total += query @ block.T @ block
+        block = mpi.sendrecv(block, (RANK + 1) % SIZE, (RANK - 1) % SIZE)
+    near(block, blocks[RANK])
+    near(total, sum(query @ each.T @ each for each in blocks))
+
+
+def parameter_server() -> None:
+    """Rank 0 takes whatever comes first, and answers its sender."""
+    steps, weights = 5, np.zeros(3)
+    if RANK == 0:
+        for _ in range(steps * (SIZE - 1)):
+            request = mpi.irecv()
+            weights = weights + request.wait()
+            mpi.send(weights, request.source)
+    else:
+        before = 0.0
+        for _ in range(steps):
+            mpi.send(np.full(3, float(RANK)), 0)
+            seen = mpi.recv(0)
+            assert seen[0] >= before + RANK
+            before = seen[0]
+    near(mpi.bcast(weights if RANK == 0 else None), np.full(3, steps * SIZE * (SIZE - 1) / 2))
+
+
+def scattered_work() -> None:
+    """The root hands out rows, and collects what was made of them."""
+    rows = np.arange(SIZE * 6.0).reshape(SIZE, 6)
+    mine = mpi.scatter(rows if RANK == 0 else None)
+    found = mpi.gather({"square": mine**2, "sum": mine.sum(keepdims=True)})
+    if RANK == 0:
+        near(found["square"], rows**2)
+        near(found["sum"], rows.sum(1, keepdims=True))
+    else:
+        assert found is None
+
+
+def sharded_optimizer() -> None:
+    """Each rank keeps the momentum of its shard of the weights alone."""
+    gradients = np.random.default_rng(3).standard_normal((10, SIZE, SIZE * 3))
+    weights, momentum = np.zeros(SIZE * 3), np.zeros(3)
+    whole, its_momentum = np.zeros(SIZE * 3), np.zeros(SIZE * 3)
+    for each in gradients:
+        momentum = 0.9 * momentum + mpi.reduce_scatter(each[RANK].reshape(SIZE, 3), "mean")
+        weights = weights - 0.1 * mpi.allgather(momentum).reshape(-1)
+        its_momentum = 0.9 * its_momentum + each.mean(0)
+        whole = whole - 0.1 * its_momentum
+    near(weights, whole)
+
+
+def transform_in_two_dimensions() -> None:
+    """A Fourier transform of rows, a transposition over all ranks, and one of columns."""
+    side = 4 * SIZE
+    whole = np.random.default_rng(4).standard_normal((side, side))
+    mine = np.fft.fft(whole[4 * RANK : 4 * RANK + 4])
+    columns = mpi.alltoall(mine.reshape(4, SIZE, 4).transpose(1, 2, 0))
+    got = np.fft.fft(columns.transpose(1, 0, 2).reshape(4, side))
+    near(got, np.fft.fft2(whole).T[4 * RANK : 4 * RANK + 4])
+
+
+def spmd_graph() -> None:
+    """All tasks make the same runs of one graph; its variable is that of the first task."""
+    server = tf.train.Server(tf.train.ClusterSpec.from_mpi())
+    with tf.Graph().as_default():
+        with tf.device("/job:worker/task:0"):
+            total = tf.Variable(tf.constant(0.0, tf.float64), use_resource=True)
+        parts = []
+        for task in range(SIZE):
+            with tf.device(f"/job:worker/task:{task}"):
+                parts.append(tf.constant(float(task + 1), tf.float64) * 2.0)
+        add = tf.assign_add(total, tf.add_n(parts))
+        start = tf.global_variables_initializer()
+        with tf.Session(server.target, spmd=True) as session:
+            session.run(start)
+            for step in range(1, 5):
+                assert session.run(add) == step * SIZE * (SIZE + 1)
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    with (Path(folder) / str(RANK)).open("w") as file:
+        for name in names:
+            try:
+                globals()[name]()
+                said = "ok"
+            except BaseException:
+                said = traceback.format_exc()
+            file.write(json.dumps([name, said]) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()
