@@ -319,6 +319,7 @@ class PythonFunction:
         takes_out: bool,
         protects: bool,
         counts_versions: bool,
+        only_reads: bool,
     ) -> Self:
         """`tensor_names`: inputs, then results. `keyword_names`: scalars, "stream", "out"."""
 

@@ -59,6 +59,31 @@ def test_parameters_and_buffers_share_the_memory_of_the_module():
             assert params[part][name].unsafe_buffer_pointer() == tensor.data_ptr()
 
 
+SEEN = []
+
+
+class Address(nn.Module):
+    """Writes down where its tensors are, other than fake ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        if type(x) is torch.Tensor:
+            SEEN[:] = [self.weight.data_ptr(), x.data_ptr()]
+        return x * self.weight
+
+
+def test_arguments_are_in_the_memory_of_jax_during_a_call():
+    function, params = dlbridge.bridge(Address(), to="jax")
+    x = jnp.ones(64)
+    arrays = [params["params"]["weight"], x]
+    jax.block_until_ready(jax.jit(function)(params, x))
+    expected = [each.unsafe_buffer_pointer() for each in arrays]
+    assert expected == SEEN
+
+
 @pytest.mark.full
 def test_a_module_of_many_tensors_has_the_same_values_and_gradients():
     module = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(20)])

@@ -23,8 +23,9 @@ typedef struct {
     PyObject *tensor_names;  /* inputs, then results; empty without a schema */
     PyObject *keyword_names; /* the scalars, then "stream" and "out" as wanted */
     int takes_stream;
-    int takes_out;       /* writes its results into `out=`, instead of returning them */
-    int protects;        /* the framework keeps read-only memory from being written */
+    int takes_out;  /* writes its results into `out=`, instead of returning them */
+    int protects;   /* the framework keeps read-only memory from being written */
+    int only_reads; /* the function itself writes no argument: no copy guards them */
     int counts_versions; /* or tells afterwards: its tensors have `_version` */
 } python_function;
 /* One borrowed tensor. The memory is the caller's, or a copy in row-major order: where
@@ -185,7 +186,7 @@ static bool is_layout(const char *reason) {
 static bool needs_guard(const python_call *call, const borrowed_tensor *borrowed,
                         int index) {
     DLDevice device = call->frame->tensors[index].device;
-    return borrowed->watched && !call->self->protects &&
+    return borrowed->watched && !call->self->protects && !call->self->only_reads &&
            (call->frame->flags[index] & DLPACK_FLAG_BITMASK_READ_ONLY) &&
            (dlb_is_host(device) || dlb_cuda_has_memory(device));
 }
@@ -766,23 +767,17 @@ int dlb_invoke_python(const dlb_kernel *kernel, const dlb_target *target,
 /* ---- the type ---- */
 
 static PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"function",
-                            "converter",
-                            "framework",
-                            "support",
-                            "tensor_names",
-                            "keyword_names",
-                            "takes_stream",
-                            "takes_out",
-                            "protects",
-                            "counts_versions",
-                            NULL};
+    static char *names[] = {"function",        "converter",    "framework",
+                            "support",         "tensor_names", "keyword_names",
+                            "takes_stream",    "takes_out",    "protects",
+                            "counts_versions", "only_reads",   NULL};
     python_function made = {0};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OO!UOO!O!$pppp:PythonFunction", names, &made.function,
+            args, kwargs, "OO!UOO!O!$ppppp:PythonFunction", names, &made.function,
             &dlb_ConverterType, &made.converter, &made.framework, &made.support,
             &PyTuple_Type, &made.tensor_names, &PyTuple_Type, &made.keyword_names,
-            &made.takes_stream, &made.takes_out, &made.protects, &made.counts_versions))
+            &made.takes_stream, &made.takes_out, &made.protects, &made.counts_versions,
+            &made.only_reads))
         return NULL;
     python_function *self = (python_function *)type->tp_alloc(type, 0);
     if (self == NULL)

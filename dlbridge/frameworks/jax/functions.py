@@ -248,6 +248,7 @@ def _wrap(
     if not _has_room(schema):
         vjp = None  # a second derivative: JAX is told that there is none
     options: Any = {"batch": batch} if is_batched else {}
+    function.only_reads = True  # what the module writes was found by `trace`, and is copied first
     named = abi or f"python:{module.framework}"
     return draft(schema, {module.platform: named}, {module.platform: function}, vjp=vjp, **options)
 

@@ -82,6 +82,7 @@ def target(
         takes_out=has_out,
         protects=support.protects,
         counts_versions=support.counts_versions,
+        only_reads=getattr(function, "only_reads", False),  # set by `dlbridge.bridge`
     )
 
 
