@@ -5,7 +5,6 @@ A node that waits looks in turn at what it waits for and, with `check`, at its r
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +14,9 @@ TURN = 0.001  # seconds between two looks
 
 
 class _Deadline(threading.local):
-    """When the run of this thread must have ended, and the error that it raises then."""
+    """When the run of this thread must have ended, and what makes the error that it raises then."""
 
-    def __init__(self) -> None:
-        self.end = math.inf
-        self.late: Callable[[], Exception] | None = None
+    limit: tuple[float, Callable[[], Exception]] | None = None
 
 
 _DEADLINE = _Deadline()
@@ -28,16 +25,21 @@ _DEADLINE = _Deadline()
 @contextmanager
 def until(end: float, late: Callable[[], Exception]) -> Iterator[None]:
     """Let waits of this thread raise `late()` from `end` on, in seconds of `time.monotonic`."""
-    before = _DEADLINE.end, _DEADLINE.late
+    before = _DEADLINE.limit
     try:
-        _DEADLINE.end, _DEADLINE.late = end, late
-        yield
-    finally:
-        _DEADLINE.end, _DEADLINE.late = before
+        try:
+            _DEADLINE.limit = end, late
+            yield
+        finally:
+            _DEADLINE.limit = before
+    finally:  # once more, for an interrupt of the first time
+        _DEADLINE.limit = before
 
 
 def check() -> None:
     """Raise if the run of this thread has taken too long."""
-    late = _DEADLINE.late
-    if late is not None and monotonic() > _DEADLINE.end:
+    if _DEADLINE.limit is None:
+        return
+    end, late = _DEADLINE.limit
+    if monotonic() > end:
         raise late()

@@ -20,6 +20,7 @@ from interrupts import Interrupt, check
 import dlbridge
 import dlbridge.graph as tf
 from dlbridge.exchange.context import _LOGS, is_recording
+from dlbridge.execution import waiting
 
 
 def _watched() -> bool:
@@ -172,6 +173,11 @@ def test_traces_of_other_tasks(by: str) -> None:
     check(lambda: server.events(3, (1, 2)), lambda: list(server._events), by)
 
 
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_the_end_of_what_a_run_waits_for(by: str) -> None:
+    check(lambda: waiting.until(1.0, TimeoutError), lambda: waiting._DEADLINE.limit, by)
+
+
 # ---- inside of calls ---------------------------------------------------------------------------
 
 
@@ -211,6 +217,7 @@ MANAGERS = {
     "check/producer_rules.py": {"taken": "of a process that ends", "held": "the same"},
     "cuda/driver.py": {"entered": "", "relaxed": "", "stream": ""},
     "exchange/context.py": {"receipts": ""},
+    "execution/waiting.py": {"until": ""},
     "exchange/stream.py": {"Stream": "it enters nothing, and ends when it is dropped"},
     "exchange/trees.py": {"_inside": "its state ends with the walk"},
     "frameworks/torch/internals.py": {"_switched": "", "_cuda_autocast": ""},

@@ -9,7 +9,6 @@ from typing import Any
 
 from dlbridge import registry
 from dlbridge.errors import ArgumentError, FrameworkMissingError
-from dlbridge.frameworks.torch.operators import operator
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.library import Library, kernels_of
 from dlbridge.kernels.schema import Schema
@@ -48,6 +47,8 @@ def onnx_translations(
                 f"onnx_translations: {kernel.name} writes {', '.join(kernel.schema.written)}, and "
                 "values of a model never change"
             )
+    from dlbridge.frameworks.torch.operators import operator  # which imports torch
+
     return {operator(kernel).default: _translation(kernel) for kernel in listed}
 
 

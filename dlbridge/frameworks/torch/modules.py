@@ -7,7 +7,6 @@ for each signature, on fake tensors.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -22,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dlbridge import registry
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import trees
@@ -29,7 +29,7 @@ from dlbridge.exchange import trees
 Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 Form = tuple[tuple[int, ...], DType]
 
-_RANDOM = threading.RLock()  # one generator serves the process
+_RANDOM = registry.lock()  # one generator serves the process
 
 
 class Traced(NamedTuple):
@@ -78,7 +78,7 @@ class Module:
             for name, tensor in owner.items()
             if tensor is not None
         ]
-        self._lock = threading.RLock()
+        self._lock = registry.lock()
 
     def _check(self, tensors: Sequence[Any]) -> None:
         if any(is_lazy(each) for each in tensors):
