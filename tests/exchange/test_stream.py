@@ -286,6 +286,7 @@ def test_an_interrupt_while_waiting_loses_no_batch() -> None:
                 assert goes_on.wait(WAIT)
             yield batch
 
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     ahead = stream(make(), "numpy", prefetch=1)
     seen: list[Any] = []
     interrupts = 0
@@ -296,6 +297,7 @@ def test_an_interrupt_while_waiting_loses_no_batch() -> None:
         except KeyboardInterrupt:
             interrupts += 1
             goes_on.set()
+    signal.signal(signal.SIGINT, usual)
     assert (numbers(seen), interrupts) == ([0, 1, 2, 3], 1)
     assert next(ahead, None) is None
 
