@@ -114,8 +114,8 @@ class FIFOQueue:
         >>> with tf.Graph().as_default(), tf.Session() as session:
         ...     tokens = tf.FIFOQueue(10, tf.int64, shapes=[()])
         ...     session.run(tokens.enqueue_many([[1, 2, 3]]))
-        ...     print(session.run([tokens.dequeue(), tokens.size()]))
-        [1, 2]
+        ...     print(session.run(tokens.dequeue()), session.run(tokens.size()))
+        1 2
     """
 
     def __init__(
