@@ -68,6 +68,18 @@ class QueueState:
         self._is_closed = False
         self._is_released = False
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what operations on variables ask a handle for.
+
+        Raises:
+            InvalidArgumentError: one was given the handle of a queue.
+        """
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InvalidArgumentError(
+            f"the handle of queue '{self.name}' was given to an operation on variables"
+        )
+
     @property
     def size(self) -> int:
         """How many elements it holds."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
+from dlbridge.graph.core.default_graph import apply
 
 
 @pytest.fixture
@@ -172,3 +173,17 @@ def test_wrong_elements_are_refused(session: Any) -> None:
     session.run(queue.size())
     with pytest.raises(tf.errors.InvalidArgumentError, match="capacity 1"):
         session.run(other.size())
+
+
+def test_handles_of_queues_and_of_variables_are_told_apart() -> None:
+    """A graph that is read may give either operation the handle of the other."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        queue = tf.FIFOQueue(2, tf.float32, shapes=[()])
+        variable = tf.get_variable("v", [], tf.float32, use_resource=True)
+        session.run(variable.initializer)
+        size = apply("QueueSizeV2", (variable.handle,), {}).outputs[0]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must be that of a queue"):
+            session.run(size)
+        read = apply("ReadVariableOp", (queue.queue_ref,), {"dtype": tf.float32}).outputs[0]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="an operation on variables"):
+            session.run(read)

@@ -17,14 +17,23 @@ def handle(node: Node, context: Context) -> Callable[..., Any]:
     return Given(queue_of(node, context.resources))
 
 
+def _queue(state: Any, node: Node) -> QueueState:
+    """Return what the handle of a node is of, if that is a queue."""
+    if not isinstance(state, QueueState):
+        raise InvalidArgumentError(
+            f"{node.type}: the handle must be that of a queue, got one of another resource", node
+        )
+    return state
+
+
 @kernel("QueueSizeV2", handles=(0,), only=("numpy",), traceable=False)
 def size(node: Node, context: Context) -> Callable[..., Any]:
-    return lambda state: np.array(state.size, np.int32)
+    return lambda state: np.array(_queue(state, node).size, np.int32)
 
 
 @kernel("QueueIsClosedV2", handles=(0,), only=("numpy",), traceable=False)
 def is_closed(node: Node, context: Context) -> Callable[..., Any]:
-    return lambda state: np.array(state.is_closed)
+    return lambda state: np.array(_queue(state, node).is_closed)
 
 
 @kernel("QueueCloseV2", handles=(0,), only=("numpy",), traceable=False)
@@ -32,7 +41,7 @@ def close(node: Node, context: Context) -> Callable[..., Any]:
     cancels = node.attrs["cancel_pending_enqueues"]
 
     def run(state: QueueState) -> tuple[()]:
-        state.close(cancels)
+        _queue(state, node).close(cancels)
         return ()
 
     return run
@@ -40,7 +49,7 @@ def close(node: Node, context: Context) -> Callable[..., Any]:
 
 def _check_types(state: QueueState, node: Node, name: str) -> None:
     kinds = tuple(node.attrs[name])
-    if kinds != state.dtypes:
+    if kinds != _queue(state, node).dtypes:
         raise InvalidArgumentError(
             f"{node.type}: the components of '{state.name}' are "
             f"{', '.join(each.name for each in state.dtypes)}; those of the operation are "
