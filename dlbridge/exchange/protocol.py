@@ -292,24 +292,31 @@ def export(x: Any, stream: Any, dl_device: tuple[int, int] | None = None) -> obj
     return _ask(x, keywords)
 
 
-def _ask(x: Any, keywords: dict[str, Any], error: Exception | None = None) -> object:
-    """Call `x.__dlpack__`, after an earlier call that ended in `error`.
+def _ask(x: Any, keywords: dict[str, Any]) -> object:
+    """Call `x.__dlpack__`; each further call is without the keywords that it did not know.
 
-    Each further call is without the keywords that the producer did not know.
+    Nothing keeps an error that is over: with its traceback it would be a cycle that keeps `x`.
     """
     while True:
-        if error is not None:
-            unknown = unknown_keywords(error, keywords.keys() - {"stream"})
-            if not unknown:
-                raise refused(x, error) from error
-            for name in unknown:
-                del keywords[name]
         try:
             return x.__dlpack__(**keywords)
-        except Exception as raised:
-            if is_from_handler(raised):
+        except Exception as error:
+            if is_from_handler(error):
                 raise
-            error = raised
+            _leave_out_unknown(x, keywords, error)
+
+
+def _leave_out_unknown(x: Any, keywords: dict[str, Any], error: Exception) -> None:
+    """Delete the keywords that a producer did not know, by the error that it raised.
+
+    Raises:
+        ExchangeError: it knew them all, and refuses.
+    """
+    unknown = unknown_keywords(error, keywords.keys() - {"stream"})
+    if not unknown:
+        raise refused(x, error) from error
+    for name in unknown:
+        del keywords[name]
 
 
 def exported(x: Any, error: Exception, call: str) -> object:
@@ -325,7 +332,9 @@ def exported(x: Any, error: Exception, call: str) -> object:
     try:
         if isinstance(error, DLBridgeError):
             raise error
-        return _ask(x, {"max_version": VERSION}, error)
+        keywords: dict[str, Any] = {"max_version": VERSION}
+        _leave_out_unknown(x, keywords, error)
+        return _ask(x, keywords)
     except (ExchangeError, UnsupportedTypeError) as refusal:
         name_call(refusal, call)
         raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -212,6 +214,25 @@ def test_each_object_of_a_class_may_know_another_standard() -> None:
     for inner in (old, new, old, new):
         tensor = dlbridge.from_dlpack(Forwarding(inner))
         assert tensor.readonly is (inner is new)
+
+
+@pytest.mark.parametrize(
+    "call", [dlbridge.from_dlpack, partial(dlbridge.to_dlpack, max_version=(1, 0))]
+)
+def test_nothing_keeps_a_producer_that_did_not_know_a_keyword(call: Any) -> None:
+    """A cycle of its error and the traceback would, until garbage is collected."""
+    inner = STYLES["stream only"](matrix())
+    producer = Forwarding(inner)
+    alive = weakref.ref(producer)
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        call(producer)
+        del producer
+        assert alive() is None
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def test_a_producer_that_returns_no_capsule_is_named() -> None:
