@@ -68,6 +68,12 @@ def batch_product(node: Node, context: Context, multiply: Function) -> Function:
                 raise InvalidArgumentError(
                     f"In[0] and In[1] must have ndims >= 2: {each.ndim}", node
                 )
+        if node.type == "BatchMatMul" and x.shape[:-2] != y.shape[:-2]:  # later ones broadcast
+            raise InvalidArgumentError(
+                "In[0] and In[1] must have the same batch dimensions: "
+                f"{list(x.shape)} vs. {list(y.shape)}",
+                node,
+            )
         x, y = first(x), second(y)
         if x.shape[-1] != y.shape[-2]:
             raise InvalidArgumentError(
