@@ -162,6 +162,7 @@ def _entry(entry: Entry) -> Iterator[str]:
 
 _MESSAGES = {
     "AttrValue": "the value of an attribute of a node",
+    "GraphDef": "a graph: its nodes, the functions that they call, and the versions that made it",
     "NodeDef": "a node: its name, its op type, its inputs, its device and its attributes",
     "OpDef": "an op type: its inputs, its results and its attributes",
     "OpList": "op types, an OpDef each",
@@ -228,7 +229,7 @@ def declarations(function: Any) -> list[str]:
     lines = ["", f"It makes operations of the type{'s' if len(made) > 1 else ''}::", ""]
     for name in made:
         text = str(opdef.op_def(name))
-        lines += [f"    {line}" for line in textwrap.wrap(text, 88, subsequent_indent="    ")]
+        lines += [f"    {line}" for line in textwrap.wrap(text, 76, subsequent_indent="    ")]
     return [*lines, ""]
 
 
