@@ -535,7 +535,7 @@ CATALOGUE = (Column("severity"), Column("rule"), Column("what it demands", wrap=
 
 
 def can_write(command: str, *files: str | None) -> bool:
-    """Tell whether files can be written, before the work begins whose results they are to hold."""
+    """Return whether files can be written, before the work whose results they will hold."""
     for file in files:
         if file is None:
             continue

@@ -28,7 +28,7 @@ _TAKES_MORE = 0x04  # CO_VARARGS
 
 
 def is_from_handler(error: BaseException) -> bool:
-    """Tell whether a function that runs as the handler of a signal raised `error`, or let it pass.
+    """Return whether a function that runs as a handler of a signal raised `error`, or let it pass.
 
     Its frame is in the traceback. It is called with the number of a signal and the frame that was
     interrupted, as no other function is; or it is the function of a handler that is installed, and
@@ -50,7 +50,7 @@ def is_from_handler(error: BaseException) -> bool:
 
 
 def _is_interruption(frame: FrameType) -> bool:
-    """Tell whether a call has the number of a signal and its own caller among its arguments."""
+    """Return whether a call has the number of a signal and its own caller among its arguments."""
     code, values = frame.f_code, frame.f_locals
     names = code.co_varnames[: code.co_argcount]
     arguments: list[object] = [values.get(name) for name in names]

@@ -169,7 +169,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def starts_a_process(item: pytest.Item) -> bool:
-    """Tell whether a test may run something in a process of its own."""
+    """Return whether a test may run something in a process of its own."""
     names = {"subprocess", "cases", "run_python", "run_fake"}
     module = getattr(item, "module", None)
     is_marked = item.get_closest_marker("subprocess") is not None
@@ -180,7 +180,7 @@ def starts_a_process(item: pytest.Item) -> bool:
 
 
 def is_fast(item: pytest.Item) -> bool:
-    """Tell whether an item is in the fast ring: most are, unless a marker leaves them out."""
+    """Return whether an item is in the fast ring: most are, unless a marker leaves them out."""
     if item.get_closest_marker("full"):
         return False
     return all(
@@ -190,7 +190,7 @@ def is_fast(item: pytest.Item) -> bool:
 
 
 def goes_deeper(item: pytest.Item) -> bool:
-    """Tell whether an item of the fast ring does more in the long one.
+    """Return whether an item of the fast ring does more in the long one.
 
     There TensorFlow itself is asked as well as its recorded answers, and Hypothesis tries more
     examples. All others would do the same again.
@@ -253,7 +253,7 @@ _FIRST: dict[str, dict[str, int]] = {}
 
 
 def keeps_derivatives() -> bool:
-    """Tell whether this is torch before 2.12: it keeps tensors of nested derivatives.
+    """Return whether this is torch before 2.12: it keeps tensors of nested derivatives.
 
     Up to five were seen at a time, in 2.6 and in 2.11, for as long as others come. Ninety tests
     meet them: a leak in each would be past the bound of sixteen.
@@ -283,7 +283,7 @@ def collect() -> None:
 
 
 def has_failed() -> bool:
-    """Tell whether the test that runs has failed: pytest then leaves its exception in `sys`."""
+    """Return whether the test that runs has failed: pytest then leaves its exception in `sys`."""
     return getattr(sys, "last_value", None) is not None
 
 

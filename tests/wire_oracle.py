@@ -69,7 +69,7 @@ def sample(dtype: DataType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray
 
 
 def same(a: np.ndarray, b: np.ndarray, dtype: DataType) -> bool:
-    """Tell whether two arrays are equal, NaN included, whatever the padding of narrow types."""
+    """Return whether two arrays are equal, NaN included, whatever the padding of narrow types."""
     if a.shape != b.shape:
         return False
     if dtype.kind == "s":

@@ -177,7 +177,7 @@ static PyMethodDef methods[] = {
      "    [[1.5, 1.5], [1.5, 1.5]]"},
     {"equal", FAST(dlb_equal), METH_FASTCALL | METH_KEYWORDS,
      "equal($module, a, b)\n--\n\n"
-     "Tell whether two tensors have one shape, one dtype and equal values.\n\n"
+     "Return whether two tensors have one shape, one dtype and equal values.\n\n"
      "`==` on Tensors asks for identity instead, so that they can be keys and members "
      "of sets. NaN\n"
      "differs from NaN, as in NumPy. Both must be in the CPU's reach.\n\n"

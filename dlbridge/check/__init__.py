@@ -1,4 +1,4 @@
-"""Tools that tell whether DLPack is obeyed, and what a producer really hands out."""
+"""Tools that check whether DLPack is obeyed, and show what a producer really hands out."""
 
 from dlbridge.check import faults
 from dlbridge.check.compatibility import Matrix, matrix

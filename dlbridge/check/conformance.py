@@ -93,7 +93,7 @@ class Report:
         return tuple(each for each in self.verdicts if each.is_broken)
 
     def fails(self, severity: str = "must") -> bool:
-        """Tell whether a rule of this severity, or a graver one, is broken."""
+        """Return whether a rule of this severity, or a graver one, is broken."""
         grave = SEVERITIES[: SEVERITIES.index(severity) + 1]
         return any(each.severity in grave for each in self.broken)
 

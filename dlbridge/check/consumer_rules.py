@@ -44,7 +44,7 @@ class ConsumerCase:
         """Import once: what ends its process, or never answers, cannot be checked at all."""
         try:
             self.from_dlpack(peer_of())
-        except Exception:  # noqa: BLE001  (`takes_versioned` tells)
+        except Exception:  # noqa: BLE001  (`takes_versioned` reports it)
             return
 
     def take(self, producer: Any) -> Any:
@@ -111,7 +111,7 @@ def address(result: Any) -> int:
             found.release()
     interface = getattr(result, "__array_interface__", None)
     if interface is None:
-        raise NotApplicableError("the result does not tell where it is")
+        raise NotApplicableError("the result does not say where it is")
     return int(interface["data"][0])
 
 
@@ -195,7 +195,7 @@ def takes_old_producers(peer: ConsumerCase) -> None:
 
 @rule("consumer", "should", FROM)
 def asks_for_versions(peer: ConsumerCase) -> None:
-    """It asks for a versioned capsule, because only that one tells what is read-only."""
+    """It asks for a versioned capsule, because only that one says what is read-only."""
     producer = peer_of()
     peer.take(producer)
     asked = [call.get("max_version") for call in producer.calls]

@@ -346,7 +346,7 @@ def find_fault(
 
 
 def find_address(expressions: Expressions, x: Any, scope: dict[str, Any]) -> int | None:
-    """Return the address of an array, None where its framework does not tell."""
+    """Return the address of an array, None where its framework does not give it."""
     try:
         found: int = evaluate(expressions.address, scope, x=x)
     except Exception:  # noqa: BLE001
@@ -355,7 +355,7 @@ def find_address(expressions: Expressions, x: Any, scope: dict[str, Any]) -> int
 
 
 def is_written(result: Any, base: np.ndarray[Any, Any]) -> bool:
-    """Tell whether memory changes when the consumer's array is assigned to."""
+    """Return whether memory changes when the consumer's array is assigned to."""
     before = base.tobytes()
     for value in (1, 0):  # one of them differs from what is there
         try:

@@ -286,7 +286,7 @@ def _ask(export: Callable[..., object], **keywords: Any) -> CapsuleReport | str:
 
 
 def _is_taken(export: Callable[..., object], keyword: str, others: dict[str, Any]) -> bool:
-    """Tell whether `__dlpack__` takes a keyword; None is the default of each in the standard."""
+    """Return whether `__dlpack__` takes a keyword; None is the default of each in the standard."""
     value = protocol.VERSION if keyword == "max_version" else None
     try:
         export(**{**others, keyword: value})

@@ -142,7 +142,7 @@ def accepts(x: Any, **keywords: Any) -> Any:
 
 
 def same(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
-    """Tell whether shapes and values are equal; dtypes may differ."""
+    """Return whether shapes and values are equal; dtypes may differ."""
     return found.shape == expected.shape and bool((found == expected).all())
 
 
@@ -426,7 +426,7 @@ def deleter_present(peer: ProducerCase) -> None:
 
 @rule("producer", "must", MANAGED)
 def deleter_releases(peer: ProducerCase) -> None:
-    """The deleter lets go of the tensor, because nothing else tells the producer to."""
+    """The deleter lets go of the tensor, because nothing else makes the producer do so."""
     x = peer.new()
     with taken(x) as found:
         if not found.has_deleter:

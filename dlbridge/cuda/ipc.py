@@ -458,7 +458,7 @@ class _Neighbour:
 
 
 def _is_ledger(path: str) -> bool:
-    """Tell whether a link of /proc is to a ledger of this user; nothing is opened."""
+    """Return whether a link of /proc is to a ledger of this user; nothing is opened."""
     found = os.stat(path)
     return (
         stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and os.readlink(path) == _LINK

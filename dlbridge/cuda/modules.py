@@ -39,7 +39,7 @@ class Module:
         self._lock = registry.lock()
 
     def __getitem__(self, name: Any) -> Function:
-        """Return the kernel called `name`; whether there is one, its first launch tells."""
+        """Return the kernel called `name`; its first launch shows whether there is one."""
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"Module: a kernel's name must be text, got {name!r}")
         return Function(self, name)

@@ -163,7 +163,7 @@ class Framework:
         immutable: whether its values must never change (JAX, TensorFlow).
         writable: whether kernels may write its arrays in place.
         not_after: modules after which importing it crashes the process.
-        has_streams: whether kernels run on its current stream, which `stream` tells.
+        has_streams: whether kernels run on its current stream, which `stream` returns.
         allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
         wide_types: how 64-bit types are switched on, for texts; "" where there is no switch.
         extra: the extra of dlbridge that installs it, for texts; "" for none.
@@ -254,9 +254,9 @@ class Framework:
         return reason
 
     def orders_cuda(self) -> bool:
-        """Tell whether work on CUDA memory is kept in order with that of this framework.
+        """Return whether work on CUDA memory is kept in order with that of this framework.
 
-        For this a stream must be known: it tells its own, waits for one, or asks a producer with
+        For this a stream must be known: it names its own, waits for one, or asks a producer with
         one. Where it does none of that, its kernels may not have written yet what it hands out,
         and may still use what it has given back, so that its `limits` have no CUDA memory and
         `take` calls `require_order`.
@@ -288,7 +288,7 @@ class Framework:
         return "dtype" if self.is_constructed(tensor) else None
 
     def is_constructed(self, tensor: native.TensorBase) -> bool:
-        """Tell whether the framework has the dtype, but takes it from NumPy's arrays alone.
+        """Return whether the framework has the dtype, but takes it from NumPy's arrays alone.
 
         These are read by the framework's own constructor, which copies.
         """
@@ -300,13 +300,13 @@ class Framework:
         return False
 
     def untraced(self) -> Any:
-        """Return what tells that no function is traced now; None: arrays are always as they are."""
+        """Return what shows that no function is traced now; None: arrays are always as they are."""
         return None
 
     def stream(self, device: int) -> int:
         """Return the stream on which this framework works now on a CUDA device, as DLPack does.
 
-        Its exchange table tells, where it has one; else it is dlbridge's own current stream.
+        Its exchange table says which, where it has one; else it is dlbridge's own current stream.
         """
         kind = self.array_type()
         table = protocol.table_of(kind) if kind is not None else None

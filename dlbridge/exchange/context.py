@@ -130,7 +130,7 @@ class Policy:
 
 
 def _is_one(device: Any) -> bool:
-    """Tell whether a device was given with its number, or as an object of a framework."""
+    """Return whether a device was given with its number, or as an object of a framework."""
     if isinstance(device, str):
         return device.rpartition(":")[2].isdecimal()
     if isinstance(device, (Device, tuple)):

@@ -162,7 +162,7 @@ def _take_buffer(x: Any, policy: Policy, context: ExchangeContext) -> native.Ten
 
 
 def _lacks_dlpack_layout(memory: memoryview) -> bool:
-    """Tell whether the byte order or the strides of a buffer are such as DLPack cannot name."""
+    """Return whether the byte order or the strides of a buffer are such as DLPack cannot name."""
     plain = _FORMAT.fullmatch(memory.format)
     if plain is None or memory.suboffsets:
         return False

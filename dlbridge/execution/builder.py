@@ -367,7 +367,7 @@ class Builder:
         return wide(framework, reader(framework, device))
 
     def carries_state(self, output: Any) -> bool:
-        """Tell whether a value is a handle of a variable or a reference to one: it was not fed."""
+        """Return whether a value is a variable's handle or a reference to one: it was not fed."""
         return is_handle(output) and output not in self._fed
 
     def arguments(self, placed: Placed) -> tuple[int, ...]:
@@ -541,7 +541,7 @@ class Builder:
         return tuple(numbers)
 
     def _is_users(self, output: Any, framework: str) -> bool:
-        """Tell whether a value can be the user's as it is; NumPy's `give` finds that out itself."""
+        """Return whether a value can be the user's as it is; NumPy's `give` finds out itself."""
         is_new = output in self.new and self.uses[output] == 1
         return is_new and framework != "numpy" and Place(framework) in self.values[output].at
 

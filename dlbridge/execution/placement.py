@@ -118,7 +118,7 @@ def _host_inputs(node: Any, spec: Spec) -> frozenset[int]:
 
 
 def _has_no_array(node: Any, framework: str) -> bool:
-    """Tell whether a value of a node is of a dtype that NumPy alone has: strings, quantised."""
+    """Return whether a value of a node is of a dtype that NumPy alone has: strings, quantised."""
     lacking = backend(framework).lacking
     return any(
         kind.kind in "qs" or kind.base_dtype.name in lacking

@@ -165,7 +165,7 @@ def split(placed: Sequence[Placed], fed: Collection[Any], compiled: Collection[s
 
 
 def _is_compiled(placed: Placed, compiled: Collection[str]) -> bool:
-    """Tell whether a node can be part of a compiled run of its framework."""
+    """Return whether a node can be part of a compiled run of its framework."""
     node, spec = placed.node, placed.spec
     return (
         placed.place.framework in compiled
@@ -332,7 +332,7 @@ def controls(node: Any, fed: Collection[Any]) -> list[Any]:
 
 
 def keeps_order(node: Any) -> bool:
-    """Tell whether a node must not pass others of its kind: it is stateful, or uses a reference."""
+    """Return whether a node must not pass others of its kind: it has state, or uses a reference."""
     return node.stateful or any(each.dtype.is_ref for each in node.inputs)
 
 

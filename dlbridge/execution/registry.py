@@ -312,7 +312,7 @@ def only_stores(framework: str, dtypes: Iterable[DataType], moving: Iterable[str
 
 
 def _is_lacking(node: Node, framework: str) -> bool:
-    """Tell whether a framework lacks the op type of a node in one of its dtypes."""
+    """Return whether a framework lacks the op type of a node in one of its dtypes."""
     lacking = _LACKING.get((node.type, framework), frozenset())
     stored = _LACKING.get((None, framework))
     if stored and node.type not in _MOVING[framework] and (node.type, None) in _SPECS:

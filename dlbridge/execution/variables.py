@@ -169,7 +169,7 @@ def _place(framework: str, device: str) -> str:
 
 
 def fits(dims: Dims | None, shape: tuple[int, ...]) -> bool:
-    """Tell whether a shape is among those that `dims` allow."""
+    """Return whether a shape is among those that `dims` allow."""
     return dims is None or (
         len(dims) == len(shape)
         and all(dim is None or dim == extent for dim, extent in zip(dims, shape, strict=True))
@@ -250,7 +250,7 @@ def variable_of(output: Any) -> str | None:
 
 
 def is_handle(output: Any) -> bool:
-    """Tell whether an output carries a VariableState."""
+    """Return whether an output carries a VariableState."""
     dtype: DataType = output.dtype
     return dtype.is_ref or dtype.kind == "h"
 
@@ -272,7 +272,7 @@ class Written:
         }
 
     def __contains__(self, output: Any) -> bool:
-        """Tell whether the variable behind a handle or reference may be written to."""
+        """Return whether the variable behind a handle or reference may be written to."""
         names = self._names
         return bool(names) and (None in names or variable_of(output) in names)
 

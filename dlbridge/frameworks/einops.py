@@ -23,7 +23,7 @@ class TensorBackend(AbstractBackend):  # type: ignore[misc]  # einops says no ty
     framework_name = "dlbridge"
 
     def is_appropriate_type(self, tensor: object) -> bool:
-        """Tell whether this backend takes `tensor`."""
+        """Return whether this backend takes `tensor`."""
         return isinstance(tensor, Tensor)
 
     def to_numpy(self, x: Tensor) -> Any:

@@ -375,7 +375,7 @@ def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, 
         return wanted
     if first is None:
         raise UnsupportedTypeError(
-            f"{kernel.name}: no tensor tells the framework of the results; call "
+            f"{kernel.name}: no tensor determines the framework of the results; call "
             f"{kernel.name.rpartition(':')[2]}.numpy(…), .torch(…), …"
         )
     return first[0]

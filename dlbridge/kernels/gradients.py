@@ -215,7 +215,7 @@ class Vjp(Derivative):
             results: its results.
             cotangents: one for each result, never None for one that is floating.
             expected: what the tensor arguments were, to compare the gradients with; by default
-                the primals tell, as far as they were kept.
+                the primals say, as far as they were kept.
 
         Raises:
             ArgumentError: a gradient of the wrong shape.

@@ -199,7 +199,7 @@ def irecv(
     out: Any = None,
     comm: Any = None,
 ) -> Request:
-    """Begin to receive a tensor; see `recv`. `Request.source` and `Request.tag` tell of which."""
+    """Begin to receive a tensor; see `recv`. `Request.source` and `Request.tag` say which one."""
     return messages.irecv(comm, source, tag, to, out)
 
 

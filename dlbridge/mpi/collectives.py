@@ -83,7 +83,7 @@ def prepare(
     arguments: str = "",
     framework: str = "numpy",
 ) -> Call:
-    """Check what this rank passes; `result` tells the kind of the result, or refuses."""
+    """Check what this rank passes; `result` names the kind of the result, or refuses."""
     source = kind = destination = error = None
     try:
         source = None if x is None else take(name, x)

@@ -168,7 +168,7 @@ class DataType:
         return LIMITS[base] or (0, self.max)
 
     def is_compatible_with(self, other: object) -> bool:
-        """Tell whether `other` is this type or the type that this one refers to."""
+        """Return whether `other` is this type or the type that this one refers to."""
         return as_dtype(other) in (self, self.base_dtype)
 
     def _extreme(self, which: str) -> Any:
@@ -349,7 +349,7 @@ _converted: dict[tuple[type, object], DataType] = {
 
 
 def is_dtype_name(name: str) -> bool:
-    """Tell whether `as_dtype` takes this text."""
+    """Return whether `as_dtype` takes this text."""
     return name in _BY_NAME
 
 

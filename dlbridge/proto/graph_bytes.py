@@ -195,7 +195,7 @@ class _Rewriting(ABC):
 
     @abstractmethod
     def matters(self, start: int, stop: int) -> bool:
-        """Tell whether a message may hold a tensor to be replaced."""
+        """Return whether a message may hold a tensor to be replaced."""
 
     @abstractmethod
     def replace(self, start: int, stop: int) -> list[Any] | None:
@@ -247,7 +247,7 @@ class Excision(_Rewriting):
         return skeleton
 
     def matters(self, start: int, stop: int) -> bool:
-        """Tell whether the message is large enough to hold a large content."""
+        """Return whether the message is large enough to hold a large content."""
         return stop - start >= self.least
 
     def replace(self, start: int, stop: int) -> list[Any] | None:
@@ -288,7 +288,7 @@ class Splice(_Rewriting):
         return joined
 
     def matters(self, start: int, stop: int) -> bool:
-        """Tell whether something in the message looks like a reference."""
+        """Return whether something in the message looks like a reference."""
         return self.skeleton.find(EXTERNAL, start, stop) >= 0
 
     def replace(self, start: int, stop: int) -> list[Any] | None:

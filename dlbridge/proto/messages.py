@@ -74,6 +74,6 @@ def parse(name: str, data: Any) -> Any:
 
 
 def is_message(x: object, name: str) -> bool:
-    """Tell whether `x` is a message of this name, ours or TensorFlow's."""
+    """Return whether `x` is a message of this name, ours or TensorFlow's."""
     descriptor = getattr(x, "DESCRIPTOR", None)
     return getattr(descriptor, "name", None) == name and hasattr(x, "SerializeToString")

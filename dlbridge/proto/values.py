@@ -265,7 +265,7 @@ def _convert(values: Any, wanted: DataType | None) -> tuple[DataType, Array]:
 
 
 def _is_wrapped(values: Any) -> bool:
-    """Tell whether each number is in a tuple of its own, as TensorFlow wants quantised ones."""
+    """Return whether each number is in a tuple of its own, as TensorFlow wants quantised ones."""
     while isinstance(values, list) and values:
         values = values[0]
     return isinstance(values, tuple) and len(values) == 1

@@ -132,7 +132,7 @@ def trim() -> int:
     """Free the CPU memory that dlbridge keeps for reuse, at most 256 MiB; return its bytes.
 
     Freed memory of Tensors, and of NumPy arrays made under `aligned_numpy`, is kept because new
-    pages are slow to touch. `CPUAllocator().cached_bytes` tells how much there is.
+    pages are slow to touch. `CPUAllocator().cached_bytes` says how much there is.
     dlbridge calls `trim` by itself when memory runs out. Memory of CUDA has
     `dlbridge.cuda.trim`.
 

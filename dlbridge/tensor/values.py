@@ -53,7 +53,7 @@ def numpy_dtype(code: int, bits: int, lanes: int = 1) -> np.dtype[Any] | None:
 
 
 def is_packed(tensor: native.TensorBase) -> bool:
-    """Tell whether elements share bytes, so that not all have an address."""
+    """Return whether elements share bytes, so that not all have an address."""
     return tensor._dtype_triple[1] % 8 != 0 and not tensor.flags & PADDED
 
 
@@ -86,7 +86,7 @@ def on_host(tensor: native.TensorBase, call: str) -> native.TensorBase:
 
 
 def is_on_cuda(tensor: native.TensorBase) -> bool:
-    """Tell whether the memory is that of a CUDA device or managed."""
+    """Return whether the memory is that of a CUDA device or managed."""
     return tensor._device_pair[0] in CUDA_TYPES
 
 
@@ -253,7 +253,7 @@ else:
 
 
 def contains(tensor: native.TensorBase, number: Any) -> bool:
-    """Tell whether an element equals `number`, as NumPy's `in`.
+    """Return whether an element equals `number`, as NumPy's `in`.
 
     Raises:
         UnsupportedTypeError: `number` is neither a number nor a tensor without dimensions.
@@ -361,7 +361,7 @@ _NUMBERS = frozenset((bool, int, float, complex))
 
 
 def is_masked(value: object) -> bool:
-    """Tell whether an element is masked, in an array or in nested lists that hold one."""
+    """Return whether an element is masked, in an array or in nested lists that hold one."""
     if isinstance(value, (list, tuple)):
         return not _NUMBERS.issuperset(map(type, value)) and any(map(is_masked, value))
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
@@ -481,7 +481,7 @@ def _check_range(array: Array, target: DType) -> None:
 
 
 def _overlap(a: native.TensorBase, b: native.TensorBase) -> bool:
-    """Tell whether two tensors may share bytes."""
+    """Return whether two tensors may share bytes."""
     spans = []
     for tensor in (a, b):
         if 0 in tensor.shape:

@@ -29,7 +29,7 @@ def divide() -> Any:
 
 
 def raises_again() -> bool:
-    """Tell whether NumPy raises for a division by zero, as outside of a run."""
+    """Return whether NumPy raises for a division by zero, as outside of a run."""
     try:
         divide()
     except (RuntimeWarning, FloatingPointError):

@@ -82,7 +82,7 @@ KNOWN: dict[str, Callable[[Any], Any]] = {
 
 
 def refines(one: list[Any] | None, other: list[Any] | None) -> bool:
-    """Tell whether `one` knows all that `other` does of a shape."""
+    """Return whether `one` knows all that `other` does of a shape."""
     if other is None:
         return True
     if one is None or len(one) != len(other):

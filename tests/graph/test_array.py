@@ -537,7 +537,7 @@ def behind(tensors: list[Any]) -> dict[str, str]:
 
 
 def knows_as_much(found: Any, wanted: Any) -> bool:
-    """Tell whether static shapes contain all that the others do; an error knows everything."""
+    """Return whether static shapes contain all that the others do; an error knows everything."""
     if found is ValueError:
         return True
     for one, other in zip(found, wanted, strict=True):

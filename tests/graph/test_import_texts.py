@@ -85,7 +85,7 @@ def test_every_text_of_a_graph_may_be_anything_but_utf8() -> None:
 
 
 def has_text(op_type: str) -> bool:
-    """Tell whether an op type has a string that may be any, or the name of a function."""
+    """Return whether an op type has a string that may be any, or the name of a function."""
     attributes = opdef.op_def(op_type).attributes.values()
     return any(each.kind in KINDS and not each.allowed for each in attributes)
 

@@ -651,7 +651,7 @@ FULL = ("float16", "float64", "complex128", "int8", "int16", "int64", "uint16", 
 
 
 def is_fast(case: Case) -> bool:
-    """Tell whether a case has one dtype of each class, or is about no dtype."""
+    """Return whether a case has one dtype of each class, or is about no dtype."""
     return case.name.rpartition("-")[2] not in FULL
 
 

@@ -230,7 +230,7 @@ ORDER = {  # the order of operations decides about NaN and infinities
 
 
 def _is_listed(op: Any, x: Any, inputs: list[Any]) -> bool:
-    """Tell whether a difference is one that is known, or has no right value."""
+    """Return whether a difference is one that is known, or has no right value."""
     if op.type.startswith("FusedBatchNorm") and x.value_index > 2:
         return not op.attrs["is_training"]  # memory that TensorFlow does not write to
     first = np.asarray(inputs[0])
@@ -242,7 +242,7 @@ def _is_listed(op: Any, x: Any, inputs: list[Any]) -> bool:
 
 
 def _may_succeed(op: Any, framework: str) -> bool:
-    """Tell whether we compute what TensorFlow refuses: compiled programs refuse no values."""
+    """Return whether we compute what TensorFlow refuses: compiled programs refuse no values."""
     return framework == "jax" or op.type in LENIENT
 
 

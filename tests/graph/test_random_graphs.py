@@ -135,7 +135,7 @@ def assert_same_operations(graph: Any, other: Any) -> None:
 
 
 def agrees(ours: Any, theirs: Any) -> bool:
-    """Tell whether we know all that TensorFlow knows of a shape.
+    """Return whether we know all that TensorFlow knows of a shape.
 
     Sometimes we know more: an extent that is broadcast against 0 is 0, and what has no axes to be
     transposed has rank 0. That it is true is seen when the values are compared.

@@ -82,7 +82,7 @@ def schema_texts(draw: Any) -> str:
 
 
 def is_schema(text: str) -> bool:
-    """Tell whether a text also keeps to the rules between its parts."""
+    """Return whether a text also keeps to the rules between its parts."""
     try:
         Schema.parse(text)
     except ArgumentError:

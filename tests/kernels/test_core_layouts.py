@@ -130,7 +130,7 @@ def test_no_result_that_overlaps_itself_is_let_through(
 
 
 def is_nested(dims: list[tuple[int, int]]) -> bool:
-    """Tell whether each dimension steps over all of the smaller ones, as in a slice."""
+    """Return whether each dimension steps over all of the smaller ones, as in a slice."""
     reach = 0
     for step, extent in sorted((abs(step), extent) for extent, step in dims if extent > 1):
         if step <= reach:

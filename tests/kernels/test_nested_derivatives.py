@@ -400,7 +400,7 @@ LACK_JVP = ("only a vjp", "torch")
 
 
 def is_refusal(case: Case, error: BaseException | None) -> bool:
-    """Tell whether an error is ours, or has ours within: frameworks wrap what kernels raise."""
+    """Return whether an error is ours, or has ours within: frameworks wrap what kernels raise."""
     while error is not None:
         text = str(error)
         if isinstance(error, DLBridgeError) or "nested::" in text:

@@ -116,7 +116,7 @@ def test_any_object_that_speaks_dlpack_gives_tensors() -> None:
 def test_a_kernel_without_tensors_needs_a_framework_by_name() -> None:
     """There is nothing from which to tell it."""
     kernel = dlbridge.wrap(NOTHING, "test::make(n: int) -> f32[3]")
-    with pytest.raises(UnsupportedTypeError, match=r"no tensor tells the framework"):
+    with pytest.raises(UnsupportedTypeError, match=r"no tensor determines the framework"):
         kernel(1)
     assert kernel.numpy(1).shape == (3,)
     out = np.zeros(3, "f4")

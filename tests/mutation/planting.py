@@ -284,7 +284,7 @@ def _in_function(
 
 
 def _is_operand(token: _Token) -> bool:
-    """Tell whether an operator behind this token has it at its left."""
+    """Return whether an operator behind this token has it at its left."""
     if token.kind == "name":
         return token.text not in NO_OPERANDS
     return token.kind == "number" or token.text in (")", "]")
@@ -308,7 +308,7 @@ def _begins_statement(tokens: Sequence[_Token], pairs: dict[int, int], at: int) 
 
 
 def _is_inside_brackets(tokens: Sequence[_Token], pairs: dict[int, int], at: int) -> bool:
-    """Tell whether a semicolon before this place is one of a `for`."""
+    """Return whether a semicolon before this place is one of a `for`."""
     depth = 0
     for back in range(at - 1, -1, -1):
         text = tokens[back].text
@@ -322,7 +322,7 @@ def _is_inside_brackets(tokens: Sequence[_Token], pairs: dict[int, int], at: int
 
 
 def _can_be_removed(tokens: Sequence[_Token], at: int) -> bool:
-    """Tell whether a statement is a call, an assignment or a jump, and no declaration."""
+    """Return whether a statement is a call, an assignment or a jump, and no declaration."""
     token, after = tokens[at], tokens[at + 1]
     if token.text in ("break", "continue", "goto"):
         return True

@@ -238,7 +238,7 @@ def test_mutilated_graphs_are_read_as_by_protobuf_or_refused(
 
 
 def is_sound(message: Any) -> bool:
-    """Tell whether all tensors in a message can be read; nonsense is not written again."""
+    """Return whether all tensors in a message can be read; nonsense is not written again."""
     if message.DESCRIPTOR.name == "TensorProto":
         try:
             TensorFields(memoryview(message.SerializeToString()))

@@ -224,7 +224,7 @@ def tensors_on_the_wire(draw: Callable[..., Any]) -> bytes:
 
 
 def takes_silently(message: Any, dtype: DataType) -> bool:
-    """Tell whether a message that TensorFlow reads is one of those that we refuse on purpose."""
+    """Return whether a message that TensorFlow reads is one of those that we refuse on purpose."""
     given = {field.name: values for field, values in message.ListFields() if field.number >= 5}
     size = int(np.prod([dim.size for dim in message.tensor_shape.dim], dtype=object))
     if message.tensor_shape.unknown_rank or dtype.is_ref:

@@ -25,7 +25,7 @@ class CuPy(Direct):
 
 
 class CuPySupport(Support):
-    """Arrays of CuPy, which cannot tell whether one is written."""
+    """Arrays of CuPy, which does not know whether one is written."""
 
     protects = False
 

@@ -526,7 +526,7 @@ def _default_device() -> Any:
 
 
 def _has_several_devices() -> bool:
-    """Tell whether it matters where an array is: on several devices, in all processes together."""
+    """Return whether it matters where an array is: several devices, in all processes together."""
     jax = ADAPTER.import_module()
     return jax.device_count() > 1 or len(jax.local_devices(backend="cpu")) > 1
 

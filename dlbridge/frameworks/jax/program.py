@@ -266,7 +266,7 @@ def _with_gradients(program: Program, call: Call) -> Any:
 
 
 def _is_differentiable(array: Any) -> bool:
-    """Tell whether JAX gives such values a tangent of their own dtype."""
+    """Return whether JAX gives such values a tangent of their own dtype."""
     return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 

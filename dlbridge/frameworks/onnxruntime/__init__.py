@@ -163,7 +163,7 @@ def _import(module: Any, tensor: native.TensorBase) -> Any:
 
 
 def _reads_bool(module: Any) -> bool:
-    """Tell whether a capsule says that it is of bool; before 1.32 the `dtype` of its object does.
+    """Return whether a capsule says that it is of bool; before 1.32 the `dtype` of its object does.
 
     There the capsule must be one of uint8.
     """

@@ -180,7 +180,7 @@ class Paddle(Framework):
             raise protocol.refused(x, error) from error
 
     def orders_cuda(self) -> bool:
-        """Tell whether there is an exchange table: its functions for capsules have no stream."""
+        """Return whether there is an exchange table: its functions for capsules have no stream."""
         return getattr(self.import_module().Tensor, _TABLE, None) is not None
 
     def limits(self) -> native.Limits:

@@ -304,7 +304,7 @@ def _constructs(name: str) -> bool:
 
 
 def is_keras_variable(cls: type) -> bool:
-    """Tell whether `cls` is Keras's own variable, over a tf.Variable."""
+    """Return whether `cls` is Keras's own variable, over a tf.Variable."""
     keras = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "Variable") or not issubclass(cls, keras.Variable):
         return False

@@ -14,7 +14,7 @@ backward.
 Exported and compiled programs find their operators by name. So a kernel that was wrapped has one as
 soon as it is looked up in torch.ops, and those that torch never sees cost nothing.
 
-Fake kernels tell what the results are, for tracing, meta tensors and export. Shapes may be
+Fake kernels describe the results, for tracing, meta tensors and export. Shapes may be
 symbolic. Arguments that do not fit the schema are refused with the words of a real call; the memory
 of a tensor is never read.
 

@@ -123,7 +123,7 @@ def _groups(nodes: Sequence[Any]) -> tuple[dict[Any, Any], set[Any]]:
 
 
 def _is_shared(kind: DataType, node: Any, i: int) -> bool:
-    """Tell whether input `i` is a variable itself, not its value."""
+    """Return whether input `i` is a variable itself, not its value."""
     if not kind.is_ref:
         return kind.kind == "h"
     arguments = node.definition.inputs
@@ -182,7 +182,7 @@ def _ask(asked: dict[Any, Place], leader: Any, node: Any, device: Place) -> None
 
 
 def _fits(before: Place, device: Place) -> bool:
-    """Tell whether there may be a task for both."""
+    """Return whether there may be a task for both."""
     return all(None in pair or pair[0] == pair[1] for pair in zip(before, device, strict=True))
 
 

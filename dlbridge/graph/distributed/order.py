@@ -37,7 +37,7 @@ _QUICK = frozenset((
 
 
 def is_quick(op: Any) -> bool:
-    """Tell whether a node takes no longer than a message."""
+    """Return whether a node takes no longer than a message."""
     if op.type not in _QUICK:
         return False
     for each in (*op.outputs, *op.inputs):

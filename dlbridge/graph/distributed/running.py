@@ -45,7 +45,7 @@ class Part(NamedTuple):
         fed: for each value fed, its number among the feeds, and the placeholder's name.
         fetched: the names of the tensors to return.
         targets: the names of the nodes to run.
-        heard: the tasks whose nodes have all run when this part ends, as its messages tell.
+        heard: the tasks whose nodes have all run when this part ends, as its messages show.
     """
 
     graph: bytes
@@ -102,9 +102,9 @@ def cut(
 
 
 def _heard(parts: Mapping[Task, Sequence[PartNode]]) -> dict[Task, frozenset[Task]]:
-    """Return whose nodes have all run when a task's own part ends, as its messages tell.
+    """Return whose nodes have all run when a task's own part ends, as its messages show.
 
-    A task's messages are passed one after the other, so each tells what the ones before it told the
+    A task's messages are passed one after the other, so each says what the ones before it said the
     sender, and from the last one on that needs nodes which can fail, that all of these have run.
     """
     tasks = list(parts)
@@ -382,13 +382,13 @@ class Ends:
 
 
 def _allocates(step: Step) -> bool:
-    """Tell whether a step makes arrays of NumPy, by no function of the user."""
+    """Return whether a step makes arrays of NumPy, by no function of the user."""
     is_numpy = step.framework in ("", "numpy") and not step.calls_user
     return is_numpy and bool(step.nodes) and step.nodes[-1].type not in _GIVEN
 
 
 def _lies_outside(value: int, steps: Sequence[Step]) -> bool:
-    """Tell whether a value lies outside of the arena, as what other frameworks and users make."""
+    """Return whether a value lies outside of the arena, as what other frameworks and users make."""
     makers = {each: step for step in steps for each in _filled(step)}
     while value in makers:
         step = makers[value]
@@ -406,7 +406,7 @@ def _filled(step: Step) -> tuple[int, ...]:
 
 
 def _may_be_large(output: Any, most: int) -> bool:
-    """Tell whether a value may have more than so many bytes."""
+    """Return whether a value may have more than so many bytes."""
     nbytes = _nbytes(output)
     return nbytes is None or nbytes > most
 

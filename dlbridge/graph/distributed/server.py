@@ -8,7 +8,7 @@ takes part (`_RUN`), and waits until each has said that it is done. A task that 
 driver (`_FAILED`), which tells all others (`_ABORT`): that comes after `_RUN`, so none waits for
 what will not come. In an SPMD run a task that fails tells all others itself; all tasks end a run
 together, so that each run fails on all of them or on none. Both kinds leave out the words that end
-a run where the values of the run tell that all nodes have run (`Part.heard`).
+a run where the values of the run show that all nodes have run (`Part.heard`).
 
 Messages of an SPMD run carry which run it is, so that those of different runs never meet: tasks
 that make different ones wait for each other, say which one they are in (`_WAITS`), or that they
@@ -347,7 +347,7 @@ class Server:
             threading.Thread(target=self._serve_requests, daemon=True).start()
 
     def _is_awaited(self, step: int) -> bool:
-        """Tell whether a step is under way, or, of an SPMD session, yet to come."""
+        """Return whether a step is under way, or, of an SPMD session, yet to come."""
         if not step & _SPMD:
             return step in self._active or self.transport.runs(step)
         session, number = divmod(step & ~_SPMD, 1 << _COUNT_BITS)
@@ -374,7 +374,7 @@ class Server:
             )
 
     def _has_made(self, rank: int, step: int) -> bool:
-        """Tell whether a task whose script has ended had made an SPMD step before."""
+        """Return whether a task whose script has ended had made an SPMD step before."""
         session, number = divmod(step & ~_SPMD, 1 << _COUNT_BITS)
         return number <= self._made.get(rank, {}).get(session, 0)
 
@@ -433,7 +433,7 @@ class Server:
             )
 
     def check_lost(self, error: MPIError) -> None:
-        """Raise an error of MPI, unless that tells of a process that was lost."""
+        """Raise an error of MPI, unless it reports a process that was lost."""
         known = self._running.job.explain("Server", error, self.others)
         if known is error:
             raise error
@@ -920,7 +920,7 @@ class _Session:
         Args:
             parts: of all tasks.
             ends_alone: whether a task may end a step without a word from those of which the values
-                that it has received tell that all their nodes have run.
+                that it has received show that all their nodes have run.
         """
         raise NotImplementedError
 

@@ -72,7 +72,7 @@ def decode(data: bytes, task: str) -> tuple[str, int, list[dict[str, Any]]]:
 
 
 def _is_event(event: Any) -> bool:
-    """Tell whether `merge` finds in an event what it reads there."""
+    """Return whether `merge` finds in an event what it reads there."""
     if not isinstance(event, dict) or not isinstance(details := event.get("args"), dict):
         return False
     types = details.get("types")

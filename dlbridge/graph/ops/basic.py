@@ -238,7 +238,7 @@ def disable_v2_behavior() -> None:
 
 
 def is_tensor(x: Any) -> bool:
-    """Tell whether `x` is a Tensor, or a Variable or SparseTensor of a graph."""
+    """Return whether `x` is a Tensor, or a Variable or SparseTensor of a graph."""
     return isinstance(x, Tensor) or hasattr(x, "_as_graph_tensor") or hasattr(x, "dense_shape")
 
 

@@ -158,7 +158,7 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
 
     Returns:
         Tensor: of the shape and dtype of x; or the indices of true elements, [count, rank] of int64
-        in the order of rows, where only a run tells the count.
+        in the order of rows, where only a run determines the count.
 
     Raises:
         ValueError: one of x and y is missing, or the shapes do not fit; `where_v2` broadcasts.

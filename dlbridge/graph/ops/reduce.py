@@ -614,7 +614,7 @@ def _segment(name: str, summary: str, empty: str = "0", example: str = "") -> An
         name: of the operation, {op_type!r} by default.
 
     Returns:
-        Tensor: one row more than the last identifier, as its static shape cannot tell. Rows that
+        Tensor: one row more than the last identifier, which its static shape cannot show. Rows that
         no identifier names are {empty}.
 
     Raises:

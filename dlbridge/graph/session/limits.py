@@ -210,7 +210,7 @@ class _Known:
 
 
 def _predict(node: Any, values: Sequence[Any]) -> Sequence[Dims | None]:
-    """Return the shapes of a node's results as far as its op type can tell before it runs."""
+    """Return the shapes of a node's results that its op type determines before it runs."""
     inputs = [
         tensor if dims is None else _Known(tensor, value, dims)
         for tensor, value in zip(node.inputs, values, strict=True)

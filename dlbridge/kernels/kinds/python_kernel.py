@@ -9,13 +9,13 @@ framework over the caller's memory:
   `out`, it gets the tensor, or a tuple of them, to write into.
 
 The tensors are on loan. A function that keeps one, or a view of one, past its return fails with
-KernelError; one that writes into an argument that is not declared to be written fails as well where
-its framework can tell: NumPy arrays and Tensors are read-only, torch counts versions, JAX arrays
-are immutable, and CuPy cannot tell. A tensor that was kept is given memory of its own if its owner
-can be found: torch tensors with all their views, arrays and Tensors themselves (a kept *view* of a
-NumPy array or of a Tensor points to the caller's memory still); JAX arrays are deleted.
+KernelError. One that writes into an argument that is not declared to be written fails as well where
+its framework notices: NumPy arrays and Tensors are read-only, torch counts versions, JAX arrays are
+immutable; CuPy notices nothing. A tensor that was kept is given memory of its own if its owner can
+be found: torch tensors with all their views, arrays and Tensors themselves (a kept *view* of an
+array of NumPy or of a Tensor still points to the caller's memory); JAX arrays are deleted.
 
-Gradients through the function are the caller's: `vjp=` says them, and results are detached. Only
+Gradients through the function are the caller's: `vjp=` gives them, and results are detached. Only
 tensors of the function's own framework bypass all this, see `kernel.is_native_to`.
 """
 
@@ -137,7 +137,7 @@ def find_special(
 
 
 def read_signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a function, or None for a builtin that does not tell."""
+    """Return the signature of a function, or None for a builtin that has none."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):

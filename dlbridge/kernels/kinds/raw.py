@@ -237,7 +237,7 @@ def _extent_reader(schema: Schema, parameter: CParameter) -> Reader:
             tensor = call.tensors[place]
             if tensor is not None:
                 return math.prod(tensor.shape[extents])
-        raise ArgumentError(f"{schema.qualified}: no tensor is given that tells {name}")
+        raise ArgumentError(f"{schema.qualified}: no tensor is given that determines {name}")
 
     return read
 
@@ -273,7 +273,7 @@ def _check_written(schema: Schema, parameters: list[CParameter]) -> None:
 
 
 def _holds(item: Any, dtype: DType | None) -> bool:
-    """Tell whether an array of the C type `item` holds elements of `dtype`; None: of any."""
+    """Return whether an array of the C type `item` holds elements of `dtype`; None: of any."""
     if item.kind == "void":
         return True
     if dtype is None or item.kind != "primitive" or ffi.sizeof(item) != dtype.itemsize:

@@ -81,7 +81,7 @@ class Function:
 
 
 def recognise(fn: Any, abi: str | None = None) -> Function:
-    """Return what `fn` is, called as `abi` says or, without one, as the object itself tells.
+    """Return what `fn` is, called as `abi` says or, without one, as the object itself says.
 
     Raises:
         UnsupportedTypeError: `fn` is nothing that can be called as a kernel.
@@ -412,7 +412,7 @@ def _named(fn: Any) -> str:
     return f"the Python function {name!r}" if name else f"the callable {describe(fn)}"
 
 
-# Callables whose own type tells whose tensors they take: modules of torch, NumPy's ufuncs, …
+# Callables whose own type says whose tensors they take: modules of torch, NumPy's ufuncs, …
 _ROOTS = {
     "torch": "python:torch",
     "numpy": "python:numpy",

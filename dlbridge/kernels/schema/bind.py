@@ -214,7 +214,7 @@ def _to_float(value: Any) -> Any:
 
 
 def _is_number(value: np.generic, kinds: str) -> bool:
-    """Tell whether a NumPy scalar is a number of these kinds; NumPy knows none of ml_dtypes'."""
+    """Return whether a NumPy scalar is a number of these kinds; NumPy knows none of ml_dtypes'."""
     if type(value).__module__.startswith("ml_dtypes"):
         return "f" in kinds or "int" in value.dtype.name
     return value.dtype.kind in kinds
@@ -390,7 +390,7 @@ def results_of(schema: Schema, bindings: Bindings) -> list[tuple[Any, DType]]:
 
 
 def is_too_large(shape: Shape, dtype: DType) -> bool:
-    """Tell whether the bits of a shape, extents of 0 left out, exceed 63 bits."""
+    """Return whether the bits of a shape, extents of 0 left out, exceed 63 bits."""
     if shape is None or any(type(extent) is not int for extent in shape):
         return False
     return math.prod([extent or 1 for extent in shape]) * dtype.bits * dtype.lanes >= 2**63

@@ -420,7 +420,7 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
 
 
 def is_name(name: object) -> bool:
-    """Tell whether Python, C++ and the frameworks all take `name` as one."""
+    """Return whether Python, C++ and the frameworks all take `name` as one."""
     return isinstance(name, str) and bool(_NAME.fullmatch(name)) and not iskeyword(name)
 
 

@@ -111,7 +111,7 @@ def _operate(operation: str, left: Any, right: Any) -> Any:
 
 
 def same_extent(one: Any, other: Any) -> bool:
-    """Tell whether two extents agree; one that is unknown agrees with anything."""
+    """Return whether two extents agree; one that is unknown agrees with anything."""
     if one is other or one is None or other is None:
         return True
     equal = one == other
@@ -123,14 +123,14 @@ DECIDE: dict[type, Callable[[Any], bool]] = {}
 
 
 def same_shape(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
-    """Tell whether two shapes agree; one whose rank is unknown agrees with any."""
+    """Return whether two shapes agree; one whose rank is unknown agrees with any."""
     if one is None or other is None:
         return True
     return len(one) == len(other) and all(map(same_extent, one, other))
 
 
 def is_outside(extent: Any) -> bool:
-    """Tell whether a plain integer is no extent: negative or beyond 63 bits."""
+    """Return whether a plain integer is no extent: negative or beyond 63 bits."""
     return isinstance(extent, int) and not 0 <= extent <= MAX_EXTENT
 
 
@@ -270,7 +270,7 @@ class DTypeSet(NamedTuple):
         )
 
     def accepts(self, dtype: DType) -> bool:
-        """Tell whether `dtype` is a member."""
+        """Return whether `dtype` is a member."""
         return not self.dtypes or dtype in self.dtypes
 
 
@@ -533,7 +533,7 @@ def default_name(index: int, count: int) -> str:
 
 
 def is_transferable(text: str) -> bool:
-    """Tell whether C can get `text`: UTF-8 that ends at its first NUL."""
+    """Return whether C can get `text`: UTF-8 that ends at its first NUL."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:

@@ -91,7 +91,7 @@ def neighbours(extent: int, wanted: int, node: Node) -> tuple[Any, Any, Any]:
 
 
 def is_resized(extent: int, wanted: int, node: Node) -> bool:
-    """Tell whether a dimension has other pixels afterwards."""
+    """Return whether a dimension has other pixels afterwards."""
     return extent != wanted or node.attrs["align_corners"]
 
 

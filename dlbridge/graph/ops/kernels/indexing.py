@@ -158,7 +158,7 @@ def row_numbers(
 
 
 def _refuses_bad_indices(node: Node, context: Context) -> bool:
-    """Tell whether an index out of range ends the run: where values are checked, by default.
+    """Return whether an index out of range ends the run: where values are checked, by default.
 
     Raises:
         InvalidArgumentError: the node has a policy that there is not.

@@ -23,7 +23,7 @@ register_ufuncs(_UFUNCS)
 
 
 def _fails(node: Node) -> bool:
-    """Tell whether a comparison fails where shapes do not fit, as the ufunc does."""
+    """Return whether a comparison fails where shapes do not fit, as the ufunc does."""
     return bool(node.attrs["incompatible_shape_error"])
 
 
