@@ -92,7 +92,7 @@ def test_a_planted_reading_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["import gc\ngc.collect()", "import sys\nsys.getrefcount(x)"])
-def test_what_belongs_to_one_object_is_none(text: str) -> None:
+def test_a_count_of_one_object_is_no_count_of_the_process(text: str) -> None:
     assert not list(readings(text))
 
 

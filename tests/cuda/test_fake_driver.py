@@ -633,7 +633,7 @@ SAID_BY_CODES = [
 ] + [an_event_of_another_device]
 
 
-def test_what_runs_on_a_gpu_compiles_no_fake_driver(request: pytest.FixtureRequest) -> None:
+def test_a_run_on_a_gpu_compiles_no_fake_driver(request: pytest.FixtureRequest) -> None:
     """A machine with a GPU may have no compiler."""
     items = [each for each in request.session.items if each.get_closest_marker("gpu")]
     compiling = {"path", "new_fake", "fake_machine", "bench"}

@@ -284,7 +284,7 @@ def python_kernel(function):
     )
 
 
-def test_what_a_framework_holds_until_its_kernels_are_through_is_not_waited_for(machine):
+def test_memory_held_by_a_framework_until_its_kernels_are_done_is_not_waited_for(machine):
     """XLA does: the function keeps nothing, and the caller's next work comes after the kernels."""
     stream = machine.stream()
     consumer = Framework(machine, machine.stream())
@@ -305,7 +305,7 @@ def test_what_a_framework_holds_until_its_kernels_are_through_is_not_waited_for(
     y.free()
 
 
-def test_what_is_held_when_the_kernels_are_through_was_kept(fake_machine):
+def test_memory_held_after_the_kernels_are_done_was_kept(fake_machine):
     consumer = Framework(fake_machine, fake_machine.stream())
     held = []
 

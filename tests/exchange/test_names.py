@@ -191,7 +191,7 @@ def test_a_misspelt_function_gets_the_nearest() -> None:
         dlbridge.to_tf  # type: ignore[attr-defined]
 
 
-def test_what_is_like_nothing_gets_no_advice() -> None:
+def test_a_name_like_no_other_gets_no_advice() -> None:
     assert did_you_mean("zzzzzz", ["numpy", "torch"]) == ""
 
 

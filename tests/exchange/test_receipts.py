@@ -45,7 +45,7 @@ def test_a_copy_is_recorded() -> None:
     assert "copied by dlbridge (requested)" in repr(receipt)
 
 
-def test_what_is_narrowed_is_not_copied_before(framework: Any) -> None:
+def test_a_narrowed_tensor_is_not_copied_first(framework: Any) -> None:
     framework("jax")
     for x in (np.arange(3), np.arange(3.0)):
         receipt = explain(x, "jax", copy=True, narrow="checked")

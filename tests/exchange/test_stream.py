@@ -99,7 +99,7 @@ def test_arguments_are_checked_before_the_first_batch(keywords: Any, text: str) 
 
 
 @pytest.mark.parametrize("iterable", [{"x": np.ones(2)}, "text", b"bytes", 3, None])
-def test_what_has_no_batches_is_refused(iterable: Any) -> None:
+def test_an_object_without_batches_is_refused(iterable: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^stream: .*pass a loader, a generator or a list"):
         stream(iterable, "numpy")
 
@@ -458,7 +458,7 @@ def test_close_raises_what_closing_the_generator_raises() -> None:
     ahead.close()
 
 
-def test_what_closing_a_dropped_generator_raises_is_told(monkeypatch: Any) -> None:
+def test_an_error_of_closing_a_dropped_generator_is_reported(monkeypatch: Any) -> None:
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
 

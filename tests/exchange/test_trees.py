@@ -582,7 +582,7 @@ def test_registered_subclasses_of_containers_are_rebuilt_by_their_registration()
     assert calls == ["n", "p"]
 
 
-def test_what_is_tied_stays_tied() -> None:
+def test_tied_weights_stay_tied() -> None:
     x, shared = leaf(), [leaf()]
     tree = {"a": x, "b": [x, {"c": x}], "d": Plain(x), "e": shared, "f": OrderedDict(g=shared)}
     for copy in (None, True):

@@ -257,7 +257,7 @@ def test_a_transformer_and_a_normalised_convolution_have_the_values_of_torch():
             close(buffers[name], tensor)
 
 
-def test_what_cannot_cross_is_refused_with_advice():
+def test_a_module_that_cannot_cross_is_refused_with_advice():
     module = perceptron()
     function, params = dlbridge.bridge(module, to="jax")
     with pytest.raises(UnsupportedTypeError, match=r"must be a torch\.nn\.Module, got .*wrap"):

@@ -880,7 +880,7 @@ def test_a_package_without_one_library_is_refused(install: Callable[..., Path]) 
     [("", "got ''"), (3, "got int"), ("os", "no package 'os'"), ("__main__", "no package"),
      (".numpy", "no package '.numpy'"), ("numpy.nowhere", "no package 'numpy.nowhere'")],
 )  # fmt: skip
-def test_what_is_no_package_is_refused(name: Any, said: str) -> None:
+def test_a_name_of_no_package_is_refused(name: Any, said: str) -> None:
     """Nothing is imported to find out."""
     with pytest.raises(ArgumentError, match=f"load_package: .*{said}"):
         dlbridge.load_package(name)

@@ -198,7 +198,7 @@ def test_shapes_of_results_are_computed_where_they_are_known() -> None:
     assert session.run(None, feeds)[0].tolist() == [1, 2, 3]
 
 
-def test_what_a_kernel_writes_is_an_output_and_the_input_stays() -> None:
+def test_a_written_argument_is_an_output_and_the_input_stays() -> None:
     kernel = compiled("increase", "increase(x!: f32[n]) -> i64[]")
     session = opened(
         kernel, [node("increase", ["x"], ["count", "y"])], {"x": ("f4", ["n"])}, ["count", "y", "x"]
@@ -403,7 +403,9 @@ def test_a_kernel_that_needs_alignment_gets_it_from_any_memory() -> None:
         assert binding.copy_outputs_to_cpu()[0].item() == 0
 
 
-def test_what_cannot_be_an_operator_is_refused_before_anything_is_registered(scale: Any) -> None:
+def test_a_kernel_that_cannot_be_an_operator_is_refused_before_any_is_registered(
+    scale: Any,
+) -> None:
     options = ort.SessionOptions()
 
     def check(kernels: Any, match: str, options: Any = options) -> None:

@@ -72,7 +72,7 @@ def test_several_results_are_a_tuple(library: Path, capsys: pytest.CaptureFixtur
     assert call == "x: jax.Array, *, k: int -> tuple[jax.Array, jax.Array]"
 
 
-def test_what_a_kernel_writes_is_returned_where_arrays_never_change(
+def test_a_written_argument_is_returned_where_arrays_never_change(
     library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """MLX's never change, and are not returned either: there is no such call."""

@@ -92,7 +92,7 @@ def test_nan_is_a_number_and_an_index_a_tensor(pd: Any) -> None:
         (lambda pd: pd.Series(pd.arrays.SparseArray([0, 1])), "sparse", "x.sparse.to_dense()"),
     ],
 )
-def test_what_is_no_number_gets_advice(pd: Any, make: Any, reason: str, advice: str) -> None:
+def test_columns_without_numbers_get_advice(pd: Any, make: Any, reason: str, advice: str) -> None:
     assert advice in refusal(reason, make(pd))
 
 
@@ -183,7 +183,7 @@ def test_a_polars_series_in_several_chunks_is_joined_or_refused(pl: Any) -> None
         ([{"a": 1}], None, "dtype", r"x.struct.unnest\(\)"),
     ],
 )
-def test_what_polars_has_beside_numbers_gets_advice(
+def test_columns_of_polars_without_numbers_get_advice(
     pl: Any, values: Any, dtype: Any, reason: str, advice: str
 ) -> None:
     kind = pl.Array(pl.Int64, 2) if dtype == "pairs" else dtype and getattr(pl, dtype)

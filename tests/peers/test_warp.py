@@ -93,7 +93,7 @@ def test_an_array_that_requires_a_gradient_is_detached_on_request_only() -> None
     assert to_numpy(array.grad).tolist() == [0] * 4
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_an_object_that_is_no_tensor_is_refused() -> None:
     @wp.struct
     class Particle:
         mass: wp.float32

@@ -208,7 +208,7 @@ NONSENSE = [None, "x", 1.5, (), (1,), -1, 2**70, (2**70,), b"x", (2, 2.0), objec
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_whatever_a_pickle_says_is_refused_in_one_kind_of_error(place):
+def test_any_wrong_pickle_is_refused_with_one_kind_of_error(place):
     arguments = [Tensor, bytes(24), (2, 3), (2, 32, 1), (0, 1), 0]
     for other in NONSENSE:
         changed = [*arguments[:place], other, *arguments[place + 1 :]]
@@ -218,7 +218,7 @@ def test_whatever_a_pickle_says_is_refused_in_one_kind_of_error(place):
 
 
 @pytest.mark.parametrize("place", [0, 2, 3, 4, 5, 6])
-def test_whatever_a_pickle_says_of_cuda_memory_is_refused_likewise(place):
+def test_any_wrong_pickle_of_cuda_memory_is_refused_likewise(place):
     arguments = [Tensor, (), 0, (0, 3), (3, 1), (2, 32, 1), 0]
     for other in NONSENSE:
         changed = [*arguments[:place], other, *arguments[place + 1 :]]
