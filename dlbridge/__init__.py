@@ -55,6 +55,7 @@ from dlbridge.errors import (
     DLBridgeError,
     ExchangeError,
     FrameworkMissingError,
+    KernelDefectError,
     KernelError,
     UnsupportedTypeError,
     ViewError,
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from dlbridge.frameworks.conversions import convert, from_dlpack
     from dlbridge.frameworks.onnxruntime.binding import register_onnxruntime
     from dlbridge.frameworks.torch.exporting import onnx_translations
+    from dlbridge.kernels.debugging import debug_kernels
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
     from dlbridge.kernels.kernel import Kernel
@@ -128,6 +130,7 @@ __all__ = [
     "ExchangeError",
     "FrameworkMissingError",
     "Kernel",
+    "KernelDefectError",
     "KernelError",
     "Library",
     "Receipt",
@@ -156,6 +159,7 @@ __all__ = [
     "convert",
     "convert_func",
     "convert_tree",
+    "debug_kernels",
     "empty",
     "empty_like",
     "equal",
@@ -230,6 +234,7 @@ _LATER = {
     "convert_func": "kernels.functions",
     "check_consumer": "check",
     "check_producer": "check",
+    "debug_kernels": "kernels.debugging",
     "doctor": "check",
     "faults": "check",
     "inspect": "check",

@@ -13,9 +13,11 @@
     │   └── MPITimeoutError (TimeoutError) other processes did not come in time
     ├── CUDAError (RuntimeError)           a function of the CUDA driver failed, or there is none
     └── KernelError (RuntimeError)         a kernel returned a failure, or is not known any more
+        └── KernelDefectError              debug mode found a kernel doing what it must not
 
 Each carries `reason`, a short code that programs can test, and a text that says which call, what
-was required, what came and what to do. `REASONS` lists the codes of `ExchangeError`.
+was required, what came and what to do. `REASONS` lists the codes of `ExchangeError`, `FINDINGS`
+those of `KernelDefectError`.
 """
 
 from __future__ import annotations
@@ -55,6 +57,15 @@ REASONS: dict[str, str] = {
     "strides": "the consumer cannot represent these strides",
     "subclass": "a subclass without plain memory of its own",
     "version": "no DLPack version that both sides speak can carry this tensor",
+}
+
+FINDINGS: dict[str, str] = {
+    "changed_input": "the kernel wrote into an argument that it only reads",
+    "nan": "a result is NaN, and no argument was",
+    "out_of_bounds": "the kernel wrote beside a tensor",
+    "read_beside": "a result was computed from memory beside an argument",
+    "read_unwritten": "a result was computed from memory that the kernel had not written",
+    "unwritten": "the kernel left elements of a result as they were",
 }
 
 
@@ -176,3 +187,20 @@ class KernelError(DLBridgeError, RuntimeError):
     """A kernel returned a failure, kept a tensor that it had on loan, or is no longer known."""
 
     reason = "kernel"
+
+
+class KernelDefectError(KernelError):
+    """Debug mode found a kernel doing what it must not; `reason` is a key of `FINDINGS`.
+
+    Example:
+        >>> str(KernelDefectError("nan", "a::f: result 'out': 2 of 3 elements are NaN"))
+        "a::f: result 'out': 2 of 3 elements are NaN [nan]"
+    """
+
+    def __init__(self, reason: str, text: str) -> None:
+        code = f" [{reason}]"  # once, as of ExchangeError
+        super().__init__(text if text.endswith(code) else text + code)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[KernelDefectError], tuple[str, str]]:
+        return type(self), (self.reason, str(self))

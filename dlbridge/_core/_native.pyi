@@ -279,7 +279,17 @@ class KernelBase:
 def set_kernel_hooks(
     *,
     explain: Callable[
-        [str, Any, tuple[tuple[Any, ...] | None, ...], tuple[int | None, ...], int, str, int],
+        [
+            str,
+            Any,
+            tuple[tuple[Any, ...] | None, ...],
+            tuple[int | None, ...],
+            int,
+            str,
+            int,
+            int,
+            int,
+        ],
         BaseException,
     ] = ...,
     slow_call: Callable[[Any, str | None, tuple[Any, ...], dict[str, Any]], Any] = ...,
@@ -289,10 +299,14 @@ def set_kernel_hooks(
     memory_error: type[Exception] = ...,
 ) -> None:
     """Connect dlbridge.kernels. `explain(name, schema, tensors, scalars, index, reason,
-    other)` returns the exception for tensor `index` (inputs, then results; each None or (shape,
-    (code, bits, lanes), source, (device_type, device_id))); scalars are int or None; `reason` is
-    "mismatch" (of dtype or shape) or a key of errors.REASONS; `other` is the tensor that `index`
-    overlaps, or -1."""
+    other, count, place)` returns the exception for tensor `index` (inputs, then results; each None
+    or (shape, (code, bits, lanes), source, (device_type, device_id))); scalars are int or None;
+    `reason` is "mismatch" (of dtype or shape) or a key of errors.REASONS or errors.FINDINGS;
+    `other` is the tensor that `index` overlaps, or -1; `count` and `place` say how much debug mode
+    found and where the first of it is."""
+
+def debug_kernels(enabled: bool, nans: bool, /) -> None:
+    """Switch debug mode of kernels on or off."""
 
 @final
 class PythonFunction:

@@ -204,6 +204,9 @@ static PyMethodDef methods[] = {
      "set_kernel_hooks($module, /, *, explain=..., slow_call=..., type_error=..., "
      "value_error=..., kernel_error=..., memory_error=...)\n--\n\nConnect "
      "dlbridge.kernels."},
+    {"debug_kernels", dlb_debug_kernels, METH_VARARGS,
+     "debug_kernels($module, enabled, nans, /)\n--\n\nSwitch debug mode of kernels on "
+     "or off."},
     {"xla_handler", dlb_xla_handler, METH_O,
      "xla_handler($module, platform, /)\n--\n\nThe handler for a platform of XLA, a "
      "capsule."},

@@ -23,8 +23,10 @@ from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES, Device, make_device
 from dlbridge.dtype import DType, make_dtype
 from dlbridge.errors import (
+    FINDINGS,
     DLBridgeError,
     ExchangeError,
+    KernelDefectError,
     KernelError,
     UnsupportedTypeError,
     name_call,
@@ -33,6 +35,7 @@ from dlbridge.exchange import adapter, exchange, protocol
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.exchange.exchange import refuse
 from dlbridge.exchange.protocol import describe, is_spoken_by
+from dlbridge.kernels import debugging
 from dlbridge.kernels.schema import Arguments, Described, Schema, refusal, type_name
 from dlbridge.tensor import memory
 from dlbridge.tensor.values import READ_ONLY
@@ -556,8 +559,10 @@ def explain(
     index: int,
     reason: str,
     other: int,
+    count: int = 0,
+    place: int = 0,
 ) -> DLBridgeError:
-    """Return the exception for a call that the native core refuses.
+    """Return the exception for a call that the native core refuses, or in which it found a defect.
 
     Args:
         name: the kernel's.
@@ -565,17 +570,24 @@ def explain(
         tensors: inputs, then results: None, or (shape, dtype triple, source, device pair).
         scalars: integers, None for other scalars.
         index: the tensor in question.
-        reason: "mismatch" (dtype or shape), or a key of `errors.REASONS`.
+        reason: "mismatch" (dtype or shape), or a key of `errors.REASONS` or `errors.FINDINGS`.
         other: the index of a second tensor that has to do with it, or -1.
+        count: of a finding, how many elements or bytes it is about.
+        place: and where the first of them is, see `debugging.describe_finding`.
     """
     if reason == "mismatch":
         assert schema is not None
         return explain_mismatch(schema, tensors, scalars)
     got = _read_described(*tensors[index])
+    if reason in FINDINGS:
+        is_result = schema is not None and index >= len(schema.tensors)
+        owner = f"{name}: {'result' if is_result else 'argument'} {_place(schema, index)!r}"
+        found = debugging.describe_finding(reason, got.shape or (), count, place)
+        return KernelDefectError(reason, f"{owner}, {got.text()}: {found}")
     expected = "a tensor" if schema is None else schema.part(index).expected()
-    place = _place(schema, index)
+    argument = _place(schema, index)
     if reason == "device":
-        text = _device_text(name, schema, tensors, place, expected)
+        text = _device_text(name, schema, tensors, argument, expected)
         return ExchangeError(reason, text)
     wanted, found, hint = QUALITIES[reason]
     second = "itself" if other == index else repr(_place(schema, other))
@@ -583,7 +595,7 @@ def explain(
         expected = f"{wanted} {expected}"
     else:
         expected = wanted.removesuffix(" for").rstrip(":") if " " in wanted else f"{wanted} tensor"
-    text = refusal(name, place, expected, f"{found.format(other=second)} {got.text()}", hint)
+    text = refusal(name, argument, expected, f"{found.format(other=second)} {got.text()}", hint)
     return ExchangeError(reason, text)
 
 

@@ -13,7 +13,7 @@ from weakref import ref
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
-from dlbridge.kernels import binding
+from dlbridge.kernels import binding, debugging
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, Launch, alignment, make_targets
 from dlbridge.kernels.schema import Schema, encode_cost
@@ -397,3 +397,4 @@ native.set_kernel_hooks(
     memory_error=AllocationError,
 )
 native.seal_kernel_type(Kernel)
+debugging.read_environment()

@@ -243,6 +243,17 @@ def test_python_functions_and_their_exceptions() -> None:
         session.run(None, {"v0": np.array([-1.0])})
 
 
+def test_debug_mode_looks_at_the_nodes_of_a_session() -> None:
+    kernel = compiled("tell", "short(x: f32[n], *, a: int, b: int, c: str, d: float?) -> f64[5]")
+    attributes = {"a": 1, "b": 2, "c": "three"}
+    session = opened(kernel, *chain("short", "f4", [2], **attributes))
+    x = np.zeros(2, "f4")
+    for _ in range(2):  # the second time the node is known
+        session.run(None, {"v0": x})
+        with dlbridge.debug_kernels(), pytest.raises(Exception, match=r"left 1 of 5 .* at \[4\]"):
+            session.run(None, {"v0": x})
+
+
 def test_many_threads_run_one_session(scale: Any) -> None:
     session = opened(scale, *chain("scale", "f8", ["n"], 20, factor=1.5))
 

@@ -262,13 +262,13 @@ static dlb_error_class kind_of(PyObject *exception) {
 
 /* False where there is no hook to ask. */
 static bool explain(const dlb_kernel *kernel, dlb_frame *frame, int index,
-                    const char *reason, int other) {
+                    const char *reason, int other, int64_t count, int64_t place) {
     if (dlb_hooks.explain == NULL)
         return false;
     PyObject *schema = kernel->schema ? kernel->schema : Py_None;
     PyObject *exception = PyObject_CallFunction(
-        dlb_hooks.explain, "sONNisi", kernel->name, schema, describe_all(frame),
-        list_sizes(frame), index, reason, other);
+        dlb_hooks.explain, "sONNisiLL", kernel->name, schema, describe_all(frame),
+        list_sizes(frame), index, reason, other, (long long)count, (long long)place);
     if (exception == NULL || !PyExceptionInstance_Check(exception)) {
         if (exception != NULL)
             PyErr_Format(PyExc_TypeError, "explain must return an exception, got %R",
@@ -284,15 +284,29 @@ static bool explain(const dlb_kernel *kernel, dlb_frame *frame, int index,
     return true;
 }
 
+/* The same on any thread. */
+static bool explain_anywhere(const dlb_kernel *kernel, dlb_frame *frame, int index,
+                             const char *reason, int other, int64_t count,
+                             int64_t place) {
+    int state;
+    if (!dlb_enter_python(&state))
+        return false;
+    bool is_explained = explain(kernel, frame, index, reason, other, count, place);
+    dlb_leave_python(state);
+    return is_explained;
+}
+
+int dlb_frame_report(const dlb_kernel *kernel, dlb_frame *frame, int index,
+                     const char *reason, int64_t count, int64_t place) {
+    if (explain_anywhere(kernel, frame, index, reason, -1, count, place))
+        return -1;
+    return dlb_frame_fail(frame, DLB_ERROR_KERNEL, "%s: tensor %d: %s", kernel->name,
+                          index, reason);
+}
+
 int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
                      const char *reason, int other) {
-    int state;
-    bool is_explained = false;
-    if (dlb_enter_python(&state)) {
-        is_explained = explain(kernel, frame, index, reason, other);
-        dlb_leave_python(state);
-    }
-    if (is_explained)
+    if (explain_anywhere(kernel, frame, index, reason, other, 0, 0))
         return -1;
     bool is_mismatch = strcmp(reason, "mismatch") == 0;
     frame->error.reason = reason;

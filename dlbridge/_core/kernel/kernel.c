@@ -260,8 +260,8 @@ static const DLTensor *find_first(const dlb_frame *frame) {
     return NULL;
 }
 
-static int call_target(const dlb_kernel *kernel, const dlb_target *target,
-                       dlb_frame *frame) {
+int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
+                   dlb_frame *frame) {
     char text[DLB_ERROR_SIZE];
     text[0] = 0;
     dlb_context context = {
@@ -309,7 +309,7 @@ static int run_on(const dlb_kernel *kernel, const dlb_target *target, dlb_frame 
     if (order_stream(device, caller, stream) < 0 || order_tensors(frame, stream) < 0)
         return dlb_frame_fail_cuda(kernel, frame);
     frame->stream = (void *)stream;
-    int status = call_target(kernel, target, frame);
+    int status = dlb_frame_call(kernel, target, frame);
     if (order_stream(device, stream, caller) < 0 && status == 0)
         status = dlb_frame_fail_cuda(kernel, frame);
     return status;
@@ -323,7 +323,7 @@ call_on_cuda(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *fram
     /* Without a driver nothing runs on a GPU: there is nothing to order. Without a
      * tensor the call runs where its caller is. */
     if (first == NULL || dlb_cuda_open(NULL) == NULL)
-        return call_target(kernel, target, frame);
+        return dlb_frame_call(kernel, target, frame);
     int32_t device = first->device.device_id;
     if (dlb_cuda_enter(device, &scope) < 0)
         return dlb_frame_fail_cuda(kernel, frame);
@@ -334,10 +334,14 @@ call_on_cuda(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *fram
     return status;
 }
 
+/* CUDA's devices, and in debug mode the CPU: one test for both. */
 int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
                      dlb_frame *frame) {
+    uint64_t detours = atomic_load_explicit(&dlb_detours, memory_order_relaxed);
+    if (!(detours >> (target->device_type & 63) & 1))
+        return dlb_frame_call(kernel, target, frame);
     return target->device_type == kDLCUDA ? call_on_cuda(kernel, target, frame)
-                                          : call_target(kernel, target, frame);
+                                          : dlb_debug_invoke(kernel, target, frame);
 }
 
 /* ---- the GIL ---- */
@@ -588,12 +592,6 @@ static int run_staged(const dlb_kernel *kernel, const dlb_target *target,
 
 /* ---- the run ---- */
 
-static uint32_t find_written(const dlb_kernel *kernel, const dlb_frame *frame) {
-    uint64_t all = (UINT64_C(1) << frame->tensor_count) - 1;
-    uint64_t results = all & ~((UINT64_C(1) << frame->input_count) - 1);
-    return (uint32_t)((dlb_written_inputs(kernel, frame->input_count) & all) | results);
-}
-
 static const dlb_target *find_target(const dlb_kernel *kernel, DLDeviceType type) {
     for (int32_t i = 0; i < kernel->target_count; i++)
         if (kernel->targets[i].device_type == type)
@@ -631,7 +629,7 @@ int dlb_frame_run(const dlb_kernel *kernel, dlb_frame *frame) {
     const dlb_target *target = dlb_kernel_target(kernel, device);
     if (target == NULL)
         return fail_without_target(kernel, frame);
-    uint32_t written = find_written(kernel, frame), staged = 0;
+    uint32_t written = dlb_written_tensors(kernel, frame), staged = 0;
     frame->written = written;
     if (check(kernel, frame, device, written, &staged) < 0)
         return -1;

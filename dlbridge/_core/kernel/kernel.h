@@ -225,6 +225,10 @@ int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, .
  */
 int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
                      const char *reason, int other);
+/* What debug mode found out about tensor `index`: `reason` is a key of errors.FINDINGS,
+ * `count` how many elements or bytes, `place` where the first one is. Returns -1. */
+int dlb_frame_report(const dlb_kernel *kernel, dlb_frame *frame, int index,
+                     const char *reason, int64_t count, int64_t place);
 /* A failure of the CUDA driver, as dlb_cuda_failure() has it. Returns -1. */
 int dlb_frame_fail_cuda(const dlb_kernel *kernel, dlb_frame *frame);
 /* Write a name that came from a file into `room` bytes: what no name of a kernel can
@@ -237,6 +241,9 @@ void dlb_error_clear(dlb_error *error); /* drop the exception; takes the GIL if 
  * device it is ordered after all known work on its tensors. */
 int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
                      dlb_frame *frame);
+/* The function itself, on no particular stream. */
+int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
+                   dlb_frame *frame);
 /* The function for a device, or NULL. Pinned memory also counts as the CPU's, managed
  * memory as that of the GPU. */
 const dlb_target *dlb_kernel_target(const dlb_kernel *kernel, DLDevice device);
@@ -249,6 +256,14 @@ static inline uint32_t dlb_written_inputs(const dlb_kernel *kernel,
     uint32_t last =
         kernel->writes_last && input_count > 0 ? UINT32_C(1) << (input_count - 1) : 0;
     return kernel->written | last;
+}
+
+/* Which tensors of a call are written, results included, by bits. */
+static inline uint32_t dlb_written_tensors(const dlb_kernel *kernel,
+                                           const dlb_frame *frame) {
+    uint64_t all = (UINT64_C(1) << frame->tensor_count) - 1;
+    uint64_t results = all & ~((UINT64_C(1) << frame->input_count) - 1);
+    return (uint32_t)((dlb_written_inputs(kernel, frame->input_count) & all) | results);
 }
 
 /* `addresses`: one, or several or-ed. */
@@ -278,6 +293,15 @@ static inline bool dlb_spans_are_apart(const dlb_kernel *kernel, const dlb_span 
     return !meet;
 }
 
+/* ---- debug.c: calls on the CPU in debug mode ---- */
+
+/* Bit t: calls of functions for devices of type t are more than the call itself. */
+extern _Atomic uint64_t dlb_detours;
+/* As dlb_frame_call, on copies that are looked at afterwards. */
+int dlb_debug_invoke(const dlb_kernel *kernel, const dlb_target *target,
+                     dlb_frame *frame);
+PyObject *dlb_debug_kernels(PyObject *module, PyObject *args);
+
 /* ---- registry.c: the kernel of a name; handlers carry names, never pointers ---- */
 
 /* Never freed: handlers and trampolines may keep the pointer. */
@@ -297,12 +321,14 @@ void dlb_entry_unpin(dlb_entry *entry, const dlb_kernel *kernel);
 
 /* Set once by dlbridge.kernels (native.set_kernel_hooks); each may be NULL.
  *
- * explain(name, schema, tensors, scalars, index, reason, other) -> exception
+ * explain(name, schema, tensors, scalars, index, reason, other, count, place)
+ *     -> exception
  *     name: str; schema: Schema or None; tensors: inputs, then results, each None or
  *     (shape, (code, bits, lanes), source or None, (device_type, device_id));
  *     scalars: integers, None for others;
- *     index: the tensor that is refused; reason: "mismatch" or a key of errors.REASONS;
- *     other: index of a second tensor that has to do with it, or -1.
+ *     index: the tensor that is refused; reason: "mismatch" or a key of errors.REASONS
+ *     or errors.FINDINGS; other: index of a second tensor that has to do with it, or
+ *     -1; count, place: see dlb_frame_report.
  * slow_call(kernel, framework, args, kwargs) -> result
  *     framework: str or None; args: tuple; kwargs: dict. */
 typedef struct {
