@@ -14,7 +14,6 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 
-_VARIABLE = "DLBRIDGE_DEBUG_KERNELS"
 _LOCK = registry.lock()
 
 
@@ -111,9 +110,9 @@ def read_environment() -> None:
     Raises:
         ArgumentError: the variable has another value than it may.
     """
-    given = os.environ.get(_VARIABLE, "")
+    given = os.environ.get("DLBRIDGE_DEBUG_KERNELS", "")
     if given not in _VALUES:
-        raise ArgumentError(f"{_VARIABLE} must be 0, 1 or no-nans, got {given!r}")
+        raise ArgumentError(f"DLBRIDGE_DEBUG_KERNELS must be 0, 1 or no-nans, got {given!r}")
     nans = _VALUES[given]
     if nans is not None:
         debug_kernels(nans=nans)

@@ -17,6 +17,9 @@ arguments, where None, and what a dict leaves out, is zero. A jvp returns the ta
 results alike. A Kernel gives them as its results: in order or, where all are called
 `grad_<argument>`, by name.
 
+Without a jvp, tangents are by the transpose of the vjp, which is linear in the cotangents: JAX and
+torch differentiate the rule by these. So a Kernel serves for it if it has a vjp of its own.
+
 A Python function gets the caller's own arrays, traced ones too, and may call other kernels. Rules
 for complex numbers follow the caller's framework, whose conventions differ by a conjugate.
 
@@ -30,7 +33,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from dlbridge._core import native
@@ -320,6 +323,18 @@ def _make(
             given = given.derive(kernel, kind.word)
         found = known[kernel] = kind(kernel.schema, given)
     return found
+
+
+def may_transpose(kernel: Kernel) -> bool:
+    """Return whether a framework can differentiate the kernel's vjp by the cotangents.
+
+    That is its transpose, by which tangents go forwards. A Kernel has a vjp for that, or not; a
+    Python function may call kernels that have none, which then say so.
+    """
+    rule = kernel.vjp
+    if isinstance(rule, native.KernelBase):
+        return cast("Kernel", rule).vjp is not None
+    return rule is not None
 
 
 def no_gradient(kernel: Kernel, word: str = "vjp") -> KernelError:

@@ -346,7 +346,7 @@ def test_check_grads_of_jax_agrees(name: str, framework, wide) -> None:
     order = 2 if name != "numpy" else 1
     as_jax = jax.numpy.asarray  # check_grads itself calls with NumPy's arrays
     for function in (lambda x, w: kernel(as_jax(x), as_jax(w)), jax.jit(kernel.jax)):
-        check_grads(function, (x, w), order=order, modes=["rev"])
+        check_grads(function, (x, w), order=order, modes=["rev", "fwd"])
 
 
 @pytest.mark.parametrize("name", ["torch", "jax"])

@@ -119,19 +119,138 @@ def test_forward_mode(jax: Any, jnp: Any, kernels: Any) -> None:
 
 
 def test_forward_mode_of_a_kernel_with_only_a_vjp(jax: Any, jnp: Any, kernels: Any) -> None:
-    """JAX's own words name neither the kernel nor what to do."""
-    axpy = kernels.axpy(name="jaxtests::only_a_vjp", vjp=lambda grad, alpha: (alpha * grad, grad))
-    x = jnp.arange(3.0)
-    total = lambda x: axpy.jax(x, x).sum()  # noqa: E731
-    for transformed in (
-        lambda x: jax.jvp(total, (x,), (x,)),
-        jax.jacfwd(total),
-        jax.jit(jax.jacfwd(total)),
+    """The vjp is linear in its cotangents: its transpose is the tangent."""
+    calls = []
+
+    def vjp(grad: Any, alpha: Any) -> Any:
+        calls.append(1)
+        return alpha * grad, grad
+
+    axpy = kernels.axpy(name="jaxtests::only_a_vjp", vjp=vjp)
+    x, y, weights = jnp.arange(3.0), jnp.ones(3), jnp.array([1.0, 2.0, 4.0])
+    call = lambda x, y: axpy.jax(x * x, y, alpha=3.0) * y  # noqa: E731
+    formula = lambda x, y: (3.0 * x * x + y) * y  # noqa: E731
+    assert axpy.jax(x, y).tolist() == [1, 2, 3]
+    assert not calls
+    for transform in (
+        lambda f: lambda x, y: jax.jvp(f, (x, y), (y, weights)),
+        lambda f: lambda x, y: jax.jvp(lambda x: f(x, y), (x,), (weights,)),
+        lambda f: jax.linearize(f, x, y)[1],
+        jax.jacfwd,
+        lambda f: jax.jacfwd(f, 1),
+        jax.jacrev,
+        lambda f: jax.hessian(lambda x, y: (f(x, y) * weights).sum(), (0, 1)),
+        lambda f: jax.jacfwd(jax.jacfwd(f)),
+        lambda f: jax.jacrev(jax.jacfwd(f, 1)),
+        lambda f: jax.grad(lambda x, y: jax.jvp(f, (x, y), (y, x))[1].sum(), (0, 1)),
+        lambda f: lambda x, y: jax.vmap(jax.jacfwd(f), (0, None))(jnp.stack([x, y]), y),
+        lambda f: (
+            lambda x, y: jax.vmap(lambda t: jax.jvp(f, (x, y), (t, y))[1], out_axes=1)(jnp.eye(3))
+        ),
+        lambda f: jax.jacfwd(jax.checkpoint(f)),
+        lambda f: jax.jacfwd(lambda x, y: jax.lax.scan(lambda c, _: (f(c, y), c), x, None, 3)),
+        lambda f: jax.jacfwd(lambda x, y: jax.lax.cond(x.sum() > 0, f, lambda x, y: x, x, y)),
     ):
-        with pytest.raises(KernelError, match=r"jaxtests::only_a_vjp: .*only a vjp; wrap .*jvp="):
-            transformed(x)
-    assert jax.grad(total)(x).tolist() == [2.0, 2.0, 2.0]
-    assert jax.grad(jax.jit(total))(x).tolist() == [2.0, 2.0, 2.0]
+        for compiled in (lambda f: f, jax.jit):
+            got = compiled(transform(call))(x, y)
+            inside = transform(compiled(call))(x, y)
+            expected = transform(formula)(x, y)
+            for one in (got, inside):
+                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), one, expected)
+
+
+def test_forward_mode_without_what_its_vjp_needs(jax: Any, jnp: Any, kernels: Any) -> None:
+    """JAX's own words name neither the kernel nor what to do."""
+    schema = "jaxtests::{}(x: f32[n], y: f32[n], grad: f32[n], *, alpha: float)"
+    schema += " -> (grad_x: f32[n], grad_y: f32[n])"
+    opaque = wrap(
+        lambda x, y, grad, alpha: (alpha * grad, grad), schema.format("opaque"), abi="python:numpy"
+    )
+    in_c = kernels.axpy(name="jaxtests::only_a_kernel", vjp=opaque)
+    calling = kernels.axpy(
+        name="jaxtests::calling", vjp=lambda x, y, grad, alpha: opaque.jax(x, y, grad, alpha=alpha)
+    )
+    x = jnp.arange(3.0)
+    for axpy, words in (
+        (in_c, "jaxtests::only_a_kernel: .*only a vjp, a Kernel that has no vjp= .*jvp="),
+        (calling, "jaxtests::opaque: a derivative would pass through this kernel.*vjp="),
+    ):
+        total = lambda x, axpy=axpy: axpy.jax(x, x).sum()  # noqa: E731
+        for transformed in (
+            lambda x, total=total: jax.jvp(total, (x,), (x,)),
+            jax.jacfwd(total),
+            jax.jit(jax.jacfwd(total)),
+        ):
+            with pytest.raises(KernelError, match=words):
+                transformed(x)
+        assert jax.grad(total)(x).tolist() == [2.0, 2.0, 2.0]
+        assert jax.grad(jax.jit(total))(x).tolist() == [2.0, 2.0, 2.0]
+        assert jax.jit(jax.vmap(jax.grad(total)))(x[None]).tolist() == [[2.0, 2.0, 2.0]]
+
+
+def test_forward_mode_of_a_kernel_with_a_kernel_that_has_a_gradient(
+    jax: Any, jnp: Any, kernels: Any
+) -> None:
+    pull = wrap(
+        lambda x, y, grad: (y * grad, x * grad),
+        "jaxtests::pull(x: f32[n], y: f32[n], grad: f32[n]) -> (grad_x: f32[n], grad_y: f32[n])",
+        abi="python:numpy",
+        vjp=lambda x, y, grad, grad_grad_x, grad_grad_y: (
+            grad * grad_grad_y,
+            grad * grad_grad_x,
+            y * grad_grad_x + x * grad_grad_y,
+        ),
+    )
+    schema = "jaxtests::product(x: f32[n], y: f32[n]) -> f32[n]"
+    product = wrap(lambda x, y: x * y, schema, abi="python:numpy", vjp=pull)
+    x = jnp.arange(3.0)
+    assert jax.jvp(product.jax, (x, x), (x, x))[1].tolist() == [0, 2, 8]
+    assert jax.hessian(lambda x: product(x, x).sum())(x).tolist() == (2 * np.eye(3)).tolist()
+
+
+def test_forward_mode_with_integers_optional_tensors_results_and_scalars(
+    jax: Any, jnp: Any
+) -> None:
+    def rule(x: Any, w: Any, y: Any, by: Any, grad_y: Any, grad_z: Any) -> dict[str, Any]:
+        grads = {"x": by * grad_y * (1 if w is None else w) + 2 * y * 0 + grad_z.sum()}
+        return grads if w is None else {**grads, "w": by * x * grad_y}
+
+    @wrap(
+        schema="jaxtests::mixed(x: f32[n], k: i32[n], w: f32[n]? = None, *, by: float = 2.0)"
+        " -> (y: f32[n], count: i32[], z: f32[])",
+        abi="python:numpy",
+        vjp=rule,
+    )
+    def mixed(x: Any, k: Any, w: Any, *, by: float) -> Any:
+        return by * x * (1 if w is None else w), np.int32(len(k)), x.sum()
+
+    x, k, w = jnp.arange(3.0), jnp.arange(3), jnp.array([1.0, 3.0, 5.0])
+    value, tangent = jax.jvp(lambda x: mixed.jax(x, k), (x,), (w,))
+    assert [each.tolist() for each in value] == [[0, 2, 4], 3, 3]
+    assert tangent[0].tolist() == [2, 6, 10]
+    assert tangent[1].dtype == jax.dtypes.float0
+    assert tangent[2] == 9
+    both = jax.jit(lambda x, w: jax.jvp(lambda x, w: mixed.jax(x, k, w, by=3.0)[0], (x, w), (w, x)))
+    assert both(x, w)[1].tolist() == [3, 30, 87]
+    steps = jax.jit(lambda x, by: jax.jvp(lambda x: mixed.jax(x, k, by=by)[0], (x,), (w,))[1])
+    assert steps(x, 5.0).tolist() == [5, 15, 25]
+    with pytest.raises(KernelError, match="argument 'by': no gradient passes to a scalar"):
+        jax.jvp(lambda by: mixed.jax(x, k, by=by)[0], (2.0,), (1.0,))
+
+
+def test_forward_mode_of_complex_numbers(jax: Any, jnp: Any) -> None:
+    product = wrap(
+        lambda x, y: x.conj() * y,
+        "jaxtests::conjugated(x: c64[n], y: c64[n]) -> c64[n]",
+        abi="python:numpy",
+        vjp=lambda x, y, grad: (jnp.conj(grad * y), grad * jnp.conj(x)),
+    )
+    values = np.random.default_rng(0).normal(size=(4, 3, 2)).astype("f4").view("c8")[..., 0]
+    x, y, t, u = map(jnp.asarray, values)
+    for function in (product.jax, jax.jit(product.jax)):
+        value, tangent = jax.jvp(function, (x, y), (t, u))
+        np.testing.assert_allclose(value, x.conj() * y, 1e-5)
+        np.testing.assert_allclose(tangent, t.conj() * y + x.conj() * u, 1e-5)
 
 
 def test_a_missing_gradient_is_never_silent(jax: Any, jnp: Any, kernels: Any) -> None:
@@ -425,8 +544,7 @@ SHARDED = """
 
         compare(lambda f: f)
         compare(lambda f: jax.grad(lambda x, w: f(x, w).sum()))
-        if "jvp" in names:
-            compare(lambda f: lambda x, w: jax.jvp(f, (x, w), (x, w))[1])
+        compare(lambda f: lambda x, w: jax.jvp(f, (x, w), (x, w))[1])
     print("done")
 """
 

@@ -79,6 +79,10 @@ KERNELS: dict[str, Callable[[], Any]] = {
         "square", "twice", vjp=c_vjp("twice", **TWICE), jvp=jvp
     ),
     "only a vjp": lambda: compiled("square", "only_vjp", vjp=vjp),
+    "only a vjp, in C": lambda: compiled("square", "only_c_vjp", vjp=c_vjp("only_c")),
+    "only a vjp, a kernel with one": lambda: compiled(
+        "square", "only_vjps", vjp=c_vjp("only_vjps", vjp=second_vjp)
+    ),
     "only a jvp": lambda: compiled("square", "only_jvp", jvp=jvp),
     "vjp in C": lambda: compiled("square", "c_vjp", vjp=c_vjp("c_vjp"), jvp=jvp),
     "jvp in C": lambda: compiled("square", "c_jvp", vjp=vjp, jvp=c_jvp("c_jvp")),
@@ -92,6 +96,8 @@ COMPLETE = (
     "python, broadcast",
     "python, of NumPy",
     "python and a kernel with rules",
+    "only a vjp",
+    "only a vjp, a kernel with one",
 )
 _MADE: dict[str, Any] = {}
 
@@ -396,7 +402,7 @@ WITHOUT_JVP = (
     "can't apply forward-mode autodiff (jvp) to a custom_vjp function",
     "Differentiation rule for 'custom_lin' not implemented",
 )
-LACK_JVP = ("only a vjp", "torch")
+LACK_JVP = ("only a vjp, in C",)
 
 
 def is_refusal(case: Case, error: BaseException | None) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from kernels.torch_samples import MUL, compiled, make_mul
 from kernels.torch_samples import ops as ops
 
 import dlbridge
+from dlbridge import wrap
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.frameworks.torch.proofs import proof
@@ -69,6 +71,93 @@ def test_without_a_vjp_backward_raises_and_never_drops(torch, ops) -> None:
             (result.sum() + x.sum()).backward()
     with pytest.raises(KernelError, match="jvp="):
         torch.func.jvp(ops.affine, (torch.ones(3),), (torch.ones(3),))
+
+
+def test_a_tangent_is_by_the_transpose_of_the_vjp(torch) -> None:
+    """Of what is left out, of integers and of zero gradients as well."""
+    calls = []
+
+    def rule(x, w, by, grad_y, grad_z):
+        calls.append(1)
+        grads = {"x": by * grad_y * (1 if w is None else w) + grad_z}
+        return grads if w is None else {**grads, "w": by * x * grad_y}
+
+    @wrap(
+        schema="ops_forward::mixed(x: f64[n], k: i64[n], w: f64[n]? = None, *, by: float = 2.0)"
+        " -> (y: f64[n], count: i64[], z: f64[], constant: f64[])",
+        abi="python:numpy",
+        vjp=rule,
+    )
+    def mixed(x, k, w, *, by):
+        return by * x * (1 if w is None else w), np.int64(len(k)), x.sum(), np.float64(1)
+
+    x, k = torch.arange(3.0).double(), torch.arange(3)
+    w = torch.tensor([1.0, 3.0, 5.0]).double()
+    func = torch.func
+    mixed(x, k)
+    assert not calls
+    values, tangents = func.jvp(lambda x: mixed(x, k), (x,), (w,))
+    assert [each.tolist() for each in values] == [[0, 2, 4], 3, 3, 1]
+    assert tangents[0].tolist() == [2, 6, 10]
+    assert [tangents[2].item(), tangents[3].item()] == [9, 0]
+    assert func.jvp(lambda x, w: mixed(x, k, w)[0], (x, w), (w, x))[1].tolist() == [2, 20, 58]
+    assert func.jvp(lambda w: mixed(x, k, w, by=3.0)[0], (w,), (x,))[1].tolist() == [0, 3, 12]
+    assert func.jacfwd(lambda w: mixed(x, k, w)[2])(w).tolist() == [0, 0, 0]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, w)
+        found = torch.autograd.forward_ad.unpack_dual(mixed(dual, k, x)[0])
+        assert found.tangent.tolist() == [0, 6, 20]
+
+
+def test_tangents_of_complex_numbers_are_by_the_transpose_too(torch) -> None:
+    """Which in torch is the adjoint: gradients there are those of the conjugate."""
+    product = wrap(
+        lambda x, y: x.conj() * y,
+        "ops_forward::conjugated(x: c128[n], y: c128[n]) -> c128[n]",
+        abi="python:numpy",
+        vjp=lambda x, y, grad: (grad.conj() * y, grad * x),
+    )
+    x, y, t, u = torch.randn(4, 3, dtype=torch.complex128, generator=torch.Generator())
+    value, tangent = torch.func.jvp(product, (x, y), (t, u))
+    assert torch.allclose(value, x.conj() * y)
+    assert torch.allclose(tangent, t.conj() * y + x.conj() * u)
+
+
+def test_tangents_by_a_vjp_that_jax_derived(torch, framework) -> None:
+    framework("jax")
+
+    @wrap(schema="ops_forward::cube(x: f32[n]) -> f32[n]", abi="python:jax", vjp="jax")
+    def cube(x):
+        return x * x * x
+
+    x = torch.tensor([1.0, 2.0])
+    assert torch.func.jvp(cube, (x,), (x,))[1].tolist() == [3, 24]
+    assert torch.func.hessian(lambda x: cube(x).sum())(x).tolist() == [[6, 0], [0, 12]]
+
+
+def test_a_tangent_without_what_it_needs_is_refused_by_name(torch) -> None:
+    schema = "ops_forward::opaque(x: f64[n], y: f64[n], grad: f64[n])"
+    opaque = wrap(
+        lambda x, y, grad: (grad * y, grad * x),
+        f"{schema} -> (grad_x: f64[n], grad_y: f64[n])",
+        abi="python:numpy",
+    )
+    own = "ops_forward::{}(x: f64[n], y: f64[n]) -> f64[n]"
+    kernel = wrap(lambda x, y: x * y, own.format("kernel"), abi="python:numpy", vjp=opaque)
+    calling = wrap(
+        lambda x, y: x * y,
+        own.format("calling"),
+        abi="python:numpy",
+        vjp=lambda x, y, grad: opaque(x, y, grad),
+    )
+    x = torch.arange(3.0).double()
+    for function, words in (
+        (kernel, "ops_forward::kernel: it has no tangent: .*a Kernel, has no vjp= of its own"),
+        (calling, "ops_forward::opaque: it has no gradient"),
+    ):
+        with pytest.raises(KernelError, match=words):
+            torch.func.jvp(function, (x, x), (x, x))
+        assert torch.func.grad(lambda x, f=function: f(x, x).sum())(x).tolist() == [0, 2, 4]
 
 
 def test_results_that_are_not_floating_have_no_gradient(torch) -> None:

@@ -40,6 +40,16 @@ def with_vjp():
     return compiled("square", "only_vjp", SCHEMA, vjp=vjp)
 
 
+def with_vjp_of_gradient():
+    twice = compiled("square_vjp", "second_vjp", VJP_SCHEMA, vjp=second_vjp)
+    return compiled("square", "two_vjps", SCHEMA, vjp=twice)
+
+
+def with_kernel_alone():
+    once = compiled("square_vjp", "alone_vjp", VJP_SCHEMA)
+    return compiled("square", "alone", SCHEMA, vjp=once)
+
+
 def with_jvp():
     return compiled("square", "only_jvp", SCHEMA, jvp=jvp)
 
@@ -71,8 +81,10 @@ def with_jax():
     return dlbridge.wrap(function, schema, abi="python:jax", vjp="jax", jvp="jax")
 
 
-COMPLETE = (with_rules, with_broadcast, with_numpy, with_kernel_of_gradient)
-KERNELS = (*COMPLETE, with_vjp, with_jvp, with_kernel, with_jax)
+COMPLETE = (
+    with_rules, with_broadcast, with_numpy, with_kernel_of_gradient, with_vjp, with_vjp_of_gradient
+)  # fmt: skip
+KERNELS = (*COMPLETE, with_jvp, with_kernel, with_kernel_alone, with_jax)
 _MADE = {}
 
 
@@ -263,10 +275,11 @@ def compiled_in(nesting):
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.fast(lambda nesting: nesting == COMPILED[1])
+@pytest.mark.fast(lambda nesting, make: nesting == COMPILED[1] and make is with_rules)
+@pytest.mark.parametrize("make", [with_rules, with_vjp], ids=name_of)
 @pytest.mark.parametrize("nesting", COMPILED, ids=lambda made: "-".join(map(name_of, made)))
-def test_compiled_derivatives_are_the_formulas(torch, nesting) -> None:
-    compare(torch, with_rules, (compiled_in(nesting),))
+def test_compiled_derivatives_are_the_formulas(torch, nesting, make) -> None:
+    compare(torch, make, (compiled_in(nesting),))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

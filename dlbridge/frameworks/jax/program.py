@@ -256,10 +256,13 @@ def register() -> None:
 
 def _with_gradients(program: Program, call: Call) -> Any:
     """Return `call` with the kernel's own derivatives, or with a clear error in their place."""
-    vjp = gradients.make_vjp(program.kernel)
-    jvp = gradients.make_jvp(program.kernel)
+    kernel = program.kernel
+    jvp = gradients.make_jvp(kernel)
     if jvp is not None:
-        return _with_jvp(program, call, jvp, vjp)
+        return _with_jvp(program, call, jvp, gradients.make_vjp(kernel))
+    if gradients.may_transpose(kernel):
+        return _with_transposed_vjp(program, call)
+    vjp = gradients.make_vjp(kernel)
     if vjp is not None:
         return _with_vjp(program, call, vjp)
     return _with_refusal(program, call)
@@ -320,15 +323,15 @@ def _missing(program: Program) -> KernelError:
 def _missing_jvp(program: Program) -> KernelError:
     return KernelError(
         f"{program.kernel.name}: forward-mode derivatives (jax.jvp, jax.jacfwd) need a jvp, and "
-        f"this kernel has only a vjp; {gradients.remedy(program.kernel, 'jvp')} too, or "
-        "use jax.grad, jax.vjp or jax.jacrev"
+        "this kernel has only a vjp, a Kernel that has no vjp= of its own; give it one, "
+        f"{gradients.remedy(program.kernel, 'jvp')} too, or use jax.grad, jax.vjp or jax.jacrev"
     )
 
 
 _NO_FORWARD_MODE = "can't apply forward-mode autodiff"  # JAX's words, which name no function
 
 
-# ---- vjp= ----------------------------------------------------------------------------------------
+# ---- vjp=, a kernel that has no gradient ---------------------------------------------------------
 
 
 @jax.tree_util.register_pytree_node_class
@@ -348,7 +351,7 @@ class _Kept:
 
 
 def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Any:
-    """Differentiate backwards with `vjp`.
+    """Differentiate backwards alone, with `vjp`.
 
     Where scalars are operands, JAX is asked which of them are differentiated: none may be.
     """
@@ -402,6 +405,94 @@ def _refuse_scalars(program: Program, moving: Sequence[bool]) -> None:
                 "passes to a scalar; make it a tensor of the schema, or stop the gradient with "
                 "jax.lax.stop_gradient"
             )
+
+
+# ---- vjp= ----------------------------------------------------------------------------------------
+
+
+def _with_transposed_vjp(program: Program, call: Call) -> Any:
+    """Differentiate backwards with the kernel's vjp, and forwards with its transpose.
+
+    A vjp is linear in the cotangents. One that is derived is made when a derivative is asked for.
+    JAX looks at the transpose only where it is needed: what the rule calls may have no derivative.
+    """
+    made: Any = jax.custom_jvp(call)
+
+    def rule(operands: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        _refuse_scalars(program, [not _is_zero(each) for each in tangents])
+        outcome = made(*operands)  # not `call`: a second derivative passes here
+        count = program.tensor_count
+        flags = [not _is_zero(each) for each in tangents[:count]]
+        moving = [each for each, flag in zip(tangents, flags, strict=False) if flag]
+        if not (moving and any(map(_is_differentiable, outcome))):
+            return outcome, tuple(map(_zero_tangent, outcome))
+        vjp = gradients.make_vjp(program.kernel)
+        assert vjp is not None
+        rules = _VjpRules(program, vjp, flags, operands, outcome)
+        found = iter(rules.linear(rules.kept, moving))
+        return outcome, tuple(
+            next(found) if _is_differentiable(each) else _zero_tangent(each) for each in outcome
+        )
+
+    made.defjvp(rule, symbolic_zeros=True)
+    return made
+
+
+class _VjpRules:
+    """A vjp and its transpose, of the values of one call.
+
+    Attributes:
+        kept: what the vjp needs of the call, in a row.
+        linear: the transpose, from the tangents of the tensors that `flags` marks to those of the
+            floating results, whose transpose is the vjp.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        vjp: Vjp,
+        flags: Sequence[bool],
+        operands: Sequence[Any],
+        outcome: Sequence[Any],
+    ) -> None:
+        self.program = program
+        self.vjp = vjp
+        self.flags = flags
+        values = _keep(program, vjp, operands, outcome)
+        self.kept, self.structure = jax.tree.flatten(values)
+        self.results = [(each.shape, each.dtype) for each in outcome]
+        shapes = [jax.ShapeDtypeStruct(*each) for each in self.results]
+        self.linear = Linear(self.push, self.pull, list(filter(_is_differentiable, shapes)))
+
+    def pull(self, kept: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the cotangents of the tensors that are marked, by the vjp."""
+        values = jax.tree.unflatten(self.structure, kept)
+        tensors, scalars, outcome = values.arrays
+        left = iter(cotangents)
+        wanted = [
+            next(left) if jnp.issubdtype(dtype, jnp.inexact) else None for _, dtype in self.results
+        ]
+        found = self.vjp(
+            tensors,
+            self.program.scalars([*[None] * self.program.tensor_count, *scalars]),
+            outcome,
+            wanted,
+            self.program.spread(values.operands),
+        )
+        rows = zip(_present(self.program, found), values.operands, self.flags, strict=True)
+        return tuple(
+            jnp.zeros(like.shape, like.dtype.to("numpy")) if each is None else jnp.asarray(each)
+            for each, like, flag in rows
+            if flag
+        )
+
+    def push(self, kept: Any, moving: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the tangents of the results: the derivative of the vjp by its cotangents."""
+        zeros = [jnp.zeros(each.shape, each.dtype) for each in self.linear.shapes or ()]
+        cotangents = list(_vary(zeros, (*kept, *moving)))  # else they would be summed over devices
+        _, transpose = jax.vjp(lambda given: self.pull(kept, given), cotangents)
+        (found,) = transpose(tuple(moving))
+        return tuple(found)
 
 
 # ---- jvp= ----------------------------------------------------------------------------------------
@@ -488,11 +579,18 @@ Map = Callable[[Arrays, Arrays], Arrays]
 
 
 class Linear:
-    """`forward(kept, moving)`, linear in `moving`, and `backward(kept, cotangents)`."""
+    """`forward(kept, moving)`, linear in `moving`, and `backward(kept, cotangents)`.
 
-    def __init__(self, forward: Map, backward: Map) -> None:
+    Attributes:
+        shapes: what `forward` gives, where that is known without a look into it; else None.
+    """
+
+    def __init__(
+        self, forward: Map, backward: Map, shapes: Sequence[jax.ShapeDtypeStruct] | None = None
+    ) -> None:
         self.forward = forward
         self.backward = backward
+        self.shapes = shapes
 
     def __call__(self, kept: Arrays, moving: Arrays) -> list[Any]:
         """Apply the map."""
@@ -504,7 +602,16 @@ class Linear:
         """Return `forward` as a function of all arrays in a row."""
         return lambda *arrays: list(self.forward(arrays[:count], arrays[count:]))
 
-    def batched(self, axes: Sequence[int | None], count: int) -> Linear:
+    def infer(self, count: int) -> Callable[..., list[Any]]:
+        """Return what makes arrays like those of `flat`, of the same arrays."""
+        shapes = self.shapes
+        if shapes is None:
+            return self.flat(count)
+        return lambda *arrays: list(
+            _vary([jnp.zeros(each.shape, each.dtype) for each in shapes], arrays)
+        )
+
+    def batched(self, axes: Sequence[int | None], count: int, size: int) -> Linear:
         """Return the same for a batch, which comes out along axis 0."""
         kept_axes, moving_axes = list(axes[:count]), list(axes[count:])
 
@@ -521,28 +628,35 @@ class Linear:
                 for each, axis in zip(found, moving_axes, strict=True)
             ]
 
-        return Linear(forward, backward)
+        shapes = self.shapes and [
+            jax.ShapeDtypeStruct((size, *each.shape), each.dtype) for each in self.shapes
+        ]
+        return Linear(forward, backward, shapes)
 
 
 # ---- the primitive -------------------------------------------------------------------------------
 
 
 def _apply_linear(*arrays: Any, linear: Linear, count: int) -> list[Any]:
-    return linear.flat(count)(*arrays)
+    # JAX passes on NumPy's arrays where it was given them.
+    return linear.flat(count)(*map(jnp.asarray, arrays))
 
 
 def _infer_linear(*avals: Any, linear: Linear, count: int) -> list[Any]:
     if not any(map(_axes_of, avals)):
         structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals]
-        found = jax.eval_shape(linear.flat(count), *structs)
+        found = linear.shapes or jax.eval_shape(linear.flat(count), *structs)
         return [jax.core.ShapedArray(each.shape, each.dtype) for each in found]
     # Within shard_map, what comes out differs along the same axes of the same mesh.
-    return list(jax.make_jaxpr(linear.flat(count))(*avals).out_avals)
+    return list(jax.make_jaxpr(linear.infer(count))(*avals).out_avals)
 
 
 def _batch_linear(arrays: Arrays, axes: Any, *, linear: Linear, count: int) -> Any:
     marks = [axis if isinstance(axis, int) else None for axis in axes]
-    found = linear.batched(marks, count)(arrays[:count], arrays[count:])
+    size = next(
+        each.shape[mark] for each, mark in zip(arrays, marks, strict=True) if mark is not None
+    )
+    found = linear.batched(marks, count, size)(arrays[:count], arrays[count:])
     return found, [0] * len(found)
 
 

@@ -18,7 +18,8 @@ Fake kernels describe the results, for tracing, meta tensors and export. Shapes 
 symbolic. Arguments that do not fit the schema are refused with the words of a real call; the memory
 of a tensor is never read.
 
-Derivatives are the kernel's `vjp=` and `jvp=`. The rule stands at the dispatcher's autograd key,
+Derivatives are the kernel's `vjp=` and `jvp=`; without a `jvp=`, tangents are by the transpose of
+the vjp, which is linear in the cotangents. The rule stands at the dispatcher's autograd key,
 which eager autograd, torch.func and the traces of torch.compile all pass. A call of plain tensors
 runs at once; one that needs no derivative goes on to the next key. Without `vjp=` the results still
 require a gradient, and backward raises: gradients are never dropped.
@@ -39,6 +40,7 @@ from typing import Any
 
 import torch
 from torch import _C
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
@@ -675,9 +677,11 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         ctx.vjp, ctx.jvp = gradients.make_vjp(call.kernel), gradients.make_jvp(call.kernel)
         ctx.expected = [None if each is None else describe(each) for each in tensors]
         if ctx.vjp is not None:
-            ctx.save_for_backward(
-                *_keep(tensors, ctx.vjp.saved.primals), *_keep(results, ctx.vjp.saved.results)
-            )
+            saved = ctx.vjp.saved
+            kept = [*_keep(tensors, saved.primals), *_keep(results, saved.results)]
+            ctx.save_for_backward(*kept)
+            if ctx.jvp is None:
+                ctx.save_for_forward(*kept)
         if ctx.jvp is not None:
             ctx.save_for_forward(*tensors)
 
@@ -696,19 +700,61 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Return the tangents of the results, by the kernel's jvp."""
+        """Return the tangents of the results, by the kernel's jvp or the transpose of its vjp."""
         call = ctx.call
-        if ctx.jvp is None:
+        if ctx.jvp is None and not gradients.may_transpose(call.kernel):
             raise no_rule(call.kernel, "jvp", "tangent")
+        find = _tangents if ctx.jvp is not None else _transposed
         if call.levels is None:
-            return _tangents(ctx, ctx.saved_tensors, tangents[1:])
+            return find(ctx, ctx.saved_tensors, tangents[1:])
         with _grad_modes(*call.levels):
             # Forward mode is on for the levels around, so tangents of this one must not be seen.
             primals = [
                 None if each is None else forward_ad.unpack_dual(each, level=0).primal
                 for each in ctx.saved_tensors
             ]
-            return _tangents(ctx, primals, tangents[1:])
+            return find(ctx, primals, tangents[1:])
+
+
+def _transposed(ctx: Any, saved: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """Return the tangents by the kernel's vjp, which is linear in the cotangents: its transpose.
+
+    That is its derivative by them, at this level of torch.func: no other may be entered here.
+    """
+    call, count = ctx.call, len(ctx.expected)
+    schema = call.operator.schema
+    made_of = schema.results_of(schema.bind(ctx.expected, call.scalars))
+    keeps_graph = torch.is_grad_enabled()
+    with torch.enable_grad(), enable_inplace_requires_grad(True):
+        cotangents = [_new_variable(shape, dtype, tangents) for shape, dtype in made_of]
+        found = ctx.vjp(saved[:count], call.scalars, saved[count:], cotangents, ctx.expected)
+        refuse_foreign(call.kernel.name, "vjp", found)
+        pairs = [
+            (gradient, tangent)
+            for gradient, tangent in zip(found, tangents, strict=True)
+            if gradient is not None and tangent is not None and gradient.requires_grad
+        ]
+        moving = [each for each in cotangents if each is not None]
+        made: Sequence[Any] = [None] * len(moving)
+        if pairs:
+            gradients, given = zip(*pairs, strict=True)
+            made = torch.autograd.grad(
+                gradients, moving, given, create_graph=keeps_graph, allow_unused=True
+            )
+    left = iter(
+        torch.zeros_like(each) if one is None else one
+        for each, one in zip(moving, made, strict=True)
+    )
+    results = tuple([None if each is None else next(left) for each in cotangents])
+    return results if len(results) > 1 else results[0]
+
+
+def _new_variable(shape: Any, dtype: DType, tangents: Sequence[Any]) -> Any:
+    """Return a cotangent of such a result; None where it can have none."""
+    if not (dtype.is_floating or dtype.is_complex):
+        return None
+    like = next(each for each in tangents if each is not None)
+    return torch.zeros(shape, dtype=dtype.to("torch"), device=like.device).requires_grad_()
 
 
 def _tangents(ctx: Any, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -744,8 +790,11 @@ def _keep(tensors: Sequence[Any], places: Sequence[int]) -> list[Any]:
 
 def no_rule(kernel: Kernel, word: str, what: str) -> KernelError:
     """Return the exception for a derivative that the kernel was wrapped without."""
+    other = ""
+    if word == "jvp" and kernel.vjp is not None:
+        other = ", and its vjp, a Kernel, has no vjp= of its own to be transposed by"
     return KernelError(
-        f"{kernel.name}: it has no {what}: it was wrapped without {word}=; give it one with "
+        f"{kernel.name}: it has no {what}: it was wrapped without {word}={other}; give it one with "
         f"dlbridge.wrap(kernel, {word}=...), or pass tensors that need none"
     )
 
