@@ -720,6 +720,13 @@ SCHEMA = "launch::wrong(x: f32[n]) -> f32[n]"
         ({"abi": "void(const double *x, float *out)"}, "does not point to f32"),
         ({"abi": "dltensors"}, "needs its C signature"),
         ({"schema": None}, "needs a schema"),
+        (
+            {
+                "schema": "launch::wrong(x: f32[2*n]) -> f32[2*n]",
+                "abi": "void(const float *x, float *out)",
+            },
+            "grid: 'n' stands in no tensor by itself, so its extent is not at hand",
+        ),
     ],
 )
 def test_a_launch_that_does_not_fit_the_schema_is_refused_by_wrap(changes, text):

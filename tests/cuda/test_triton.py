@@ -129,6 +129,10 @@ REFUSED: dict[str, tuple[str, str | None, dict[str, Any], str]] = {
         "must write 'y'",
     ),
     "too many": (SCHEMA, "(x, out, a, n, 1, 2)", GRID, "has 6 arguments"),
+    "only in an expression": (
+        "t::refused(x: f32[2*n], *, a: float) -> f32[2*n]", None, GRID,
+        "parameter 'n' means nothing here",
+    ),
     "unknown in abi": (SCHEMA, "(x, out, q)", GRID, "abi: 'q' means nothing here"),
 }  # fmt: skip
 

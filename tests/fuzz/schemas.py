@@ -24,6 +24,7 @@ TEXTS = (
     "a::g(x: bf16[2, _]? = None, flag: bool = True)",
     "a::h(x: number[n + m, n - m], y: i32[n], z: u8[m]) -> bool[n//m]",
     "a::k() -> i64[]",
+    "a::l(x: f32[2*n, *b], y: f32[n*(m-1) + 3]) -> f32[n, m]",
 )
 WORDS = tuple(
     b"( ) [ ] , : ! ? = -> * ... | :: + - // n m f32 any float int 0 1 "

@@ -120,7 +120,11 @@ GOOD: dict[str, Any] = {
     "inputs": (X,),
     "results": (X[:2],),
     "scalars": (),
+    "solutions": (),
 }
+
+
+DOUBLE = (0, (("e", (("c", 2), ("n", 0), ("*", 0))),), False, False)
 
 
 def wrong_dims(*dims: Any) -> dict[str, Any]:
@@ -172,6 +176,25 @@ def wrong_dims(*dims: Any) -> dict[str, Any]:
         wrong_dims(("e", (("c", 1), ("c", 2)))),
         wrong_dims(("e", (("c", 1), ("^", 0)))),
         wrong_dims(("e", (("c", 1),) * 17 + (("+", 0),) * 16)),
+        *[
+            {"inputs": (DOUBLE,), "solutions": each}
+            for each in (
+                5,
+                (5,),
+                ((0, 0),),
+                ((1, 0, 0),),
+                ((-1, 0, 0),),
+                ((0, 1, 0),),
+                ((0, 0, 1),),
+                ((0, 0, -1),),
+                ((0, 0, 0, 0),),
+                ((0, 0, 0),) * 33,
+            )
+        ],
+        {"inputs": (X,), "solutions": ((0, 0, 0),)},
+        {"inputs": ((*DOUBLE[:2], True, False),), "solutions": ((0, 0, 0),)},
+        {"inputs": (), "solutions": ((0, 0, 0),)},
+        {"names": 2, "inputs": (DOUBLE,), "solutions": ((0, 0, 1),)},
     ],
 )
 def test_a_signature_that_is_none_is_refused(functions: Any, change: dict[str, Any]) -> None:

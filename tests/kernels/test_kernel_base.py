@@ -308,7 +308,7 @@ def test_without_the_package_errors_are_pythons_own(run_python: Any) -> None:
         import dlbridge
         from dlbridge._core import native
         f32 = 2 | 32 << 8 | 1 << 16
-        signature = (((f32,),), 1, 0, ((0, (("n", 0),), False, False),), (), ())
+        signature = (((f32,),), 1, 0, ((0, (("n", 0),), False, False),), (), (), ())
         arguments = (("x", "tensor", 0, False, False, None),)
         kernel = native.KernelBase("t::f", signature, arguments, [(1, "dltensors", 4096, None)])
         for tensors, kind in (([], TypeError), ([dlbridge.zeros((2, 2), "float32")], ValueError)):
@@ -333,7 +333,7 @@ def test_an_explanation_that_fails_is_told(run_python: Any, answer: str) -> None
                 raise LookupError("no words")
             return "no exception"
         native.set_kernel_hooks(explain=explain)
-        signature = (((),), 1, 0, ((0, (), False, False),), (), ())
+        signature = (((),), 1, 0, ((0, (), False, False),), (), (), ())
         arguments = (("x", "tensor", 0, False, False, None),)
         kernel = native.KernelBase("t::f", signature, arguments, [(1, "dltensors", 4096, None)])
         try:

@@ -384,7 +384,16 @@ dimension '...' of 'out' is not determined by any argument that must be passed
 | a::f(x: f32[n]) -> f32[...]
                      ^
 dimension 'm' of 'x' is not determined by any argument that must be passed
-| a::f(x: f32[2*m])
+| a::f(x: f32[m*m])
+       ^
+dimension 'm' of 'x' is not determined by any argument that must be passed
+| a::f(x: f32[m//2])
+       ^
+dimension 'm' of 'x' is not determined by any argument that must be passed
+| a::f(x: f32[m+n])
+       ^
+dimension 'm' of 'x' is not determined by any argument that must be passed
+| a::f(x: f32[2*m]?)
        ^
 dtype 'float' of 'out' is not determined by any argument that must be passed
 | a::f(x: f32[n], w: float[n]?) -> float[n]

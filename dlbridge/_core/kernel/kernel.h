@@ -73,13 +73,18 @@ typedef struct {
     const uint32_t *keys; /* dlb_dtype_key */
 } dlb_dtype_set;
 
+typedef struct { /* a name that only this dimension, an expression, determines */
+    int32_t parameter, dim, name;
+} dlb_solution;
+
 typedef struct {
     int32_t input_count, result_count, scalar_count;
-    int32_t name_count, pack_count, dtype_count;
+    int32_t name_count, pack_count, dtype_count, solution_count;
     const dlb_parameter *parameters; /* inputs, then results */
     const dlb_dtype_set *dtypes;
     const dlb_scalar_parameter *scalars;
     const dlb_step *steps;
+    const dlb_solution *solutions; /* in the order in which they can be found */
     bool has_mutated;
     bool has_expressions; /* in inputs */
     bool has_sizes;       /* scalars that are dimensions */
@@ -100,6 +105,10 @@ typedef struct { /* only what has its bit set below has a meaning */
  * scalars are of their kinds. */
 int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
                        const dlb_scalar *scalars, dlb_bindings *bindings);
+/* Find the name for which the expression has this extent, into `names`, which has all
+ * others of the expression. False: there is none from 0 on, or any is one. */
+bool dlb_signature_solve(const dlb_signature *signature, const dlb_solution *solution,
+                         int64_t extent, int64_t *names);
 /* Whether a tensor that exists is result number `result`, after a bind. */
 bool dlb_signature_fits_result(const dlb_signature *signature, int result,
                                const DLTensor *tensor, dlb_bindings *bindings);

@@ -136,6 +136,13 @@ static inline bool match(const dlb_signature *signature, const dlb_parameter *pa
                       bindings);
 }
 
+/* Of a tensor that has as many dimensions as `match` demands. */
+static int32_t place_of(const dlb_parameter *parameter, const DLTensor *tensor,
+                        int32_t dim) {
+    bool after_pack = parameter->pack >= 0 && dim > parameter->pack;
+    return after_pack ? tensor->ndim - (parameter->dim_count - dim) : dim;
+}
+
 /* The tensor has as many dimensions as `match` demands. An expression whose names only
  * a left out tensor would have bound says nothing. */
 static bool match_expressions(const dlb_signature *signature,
@@ -143,12 +150,10 @@ static bool match_expressions(const dlb_signature *signature,
                               const dlb_bindings *bindings) {
     for (int32_t i = 0; i < parameter->dim_count; i++) {
         const dlb_dim *dim = &parameter->dims[i];
-        bool after_pack = parameter->pack >= 0 && i > parameter->pack;
-        int32_t place = after_pack ? tensor->ndim - (parameter->dim_count - i) : i;
         int64_t value = -1;
         if (dim->kind == DLB_DIM_EXPRESSION &&
             evaluate(signature, dim, bindings, &value) != VALUE_UNKNOWN &&
-            value != tensor->shape[place])
+            value != tensor->shape[place_of(parameter, tensor, i)])
             return false;
     }
     return true;
@@ -169,6 +174,41 @@ static bool bind_sizes(const dlb_signature *signature, const dlb_scalar *scalars
     return true;
 }
 
+/* The expression is `factor` times the name, plus `base`. */
+bool dlb_signature_solve(const dlb_signature *signature, const dlb_solution *solution,
+                         int64_t extent, int64_t *names) {
+    const dlb_dim *dim =
+        &signature->parameters[solution->parameter].dims[solution->dim];
+    const dlb_step *steps = &signature->steps[dim->value];
+    int64_t *name = &names[solution->name], base, next, factor, rest, back;
+    *name = 0;
+    if (!dlb_steps_run(steps, dim->length, names, &base))
+        return false;
+    *name = 1;
+    return dlb_steps_run(steps, dim->length, names, &next) &&
+           operate('-', next, base, &factor) && operate('-', extent, base, &rest) &&
+           operate('/', rest, factor, name) && *name >= 0 &&
+           operate('*', *name, factor, &back) && back == rest;
+}
+
+/* The index of the first input that has no solution, or -1. */
+static int bind_solutions(const dlb_signature *signature, const DLTensor *inputs,
+                          dlb_bindings *bindings) {
+    for (int32_t i = 0; i < signature->solution_count; i++) {
+        const dlb_solution *solution = &signature->solutions[i];
+        const DLTensor *tensor = &inputs[solution->parameter];
+        const dlb_parameter *parameter = &signature->parameters[solution->parameter];
+        if (bindings->has_name & BIT(solution->name))
+            continue;
+        int32_t place = place_of(parameter, tensor, solution->dim);
+        if (!dlb_signature_solve(signature, solution, tensor->shape[place],
+                                 bindings->names))
+            return solution->parameter;
+        bindings->has_name |= BIT(solution->name);
+    }
+    return -1;
+}
+
 int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
                        const dlb_scalar *scalars, dlb_bindings *bindings) {
     bindings->has_name = bindings->has_dtype = bindings->has_pack = 0;
@@ -177,7 +217,12 @@ int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
     for (int32_t i = 0; i < signature->input_count; i++)
         if (!match(signature, &signature->parameters[i], &inputs[i], bindings))
             return i;
-    for (int32_t i = 0; signature->has_expressions && i < signature->input_count; i++)
+    if (!signature->has_expressions)
+        return -1;
+    int unsolved = bind_solutions(signature, inputs, bindings);
+    if (unsolved >= 0)
+        return unsolved;
+    for (int32_t i = 0; i < signature->input_count; i++)
         if (inputs[i].ndim >= 0 &&
             !match_expressions(signature, &signature->parameters[i], &inputs[i],
                                bindings))
@@ -386,6 +431,7 @@ typedef struct {
     dlb_parameter parameters[DLB_MAX_TENSORS];
     dlb_dtype_set dtypes[DLB_MAX_DTYPES];
     dlb_scalar_parameter scalars[DLB_MAX_SCALARS];
+    dlb_solution solutions[DLB_MAX_NAMES];
     dlb_dim *dims; /* the next free ones, as many as there are words */
     dlb_step *steps;
     uint32_t *keys;
@@ -491,10 +537,56 @@ static void read_scalar(reader *in, dlb_signature *signature,
     signature->has_sizes |= scalar->name >= 0;
 }
 
-/* (dtypes, number of names, number of packs, inputs, results, scalars) */
+/* (parameter, dim, name): of an input that must be passed, an expression with the name,
+ * all whose other names are known by then. */
+static void read_solution(reader *in, const dlb_signature *signature, uint32_t *known,
+                          dlb_solution *solution) {
+    read_length(in, 3, 3, "a solution");
+    solution->parameter =
+        (int32_t)read_word(in, 0, signature->input_count - 1, "a solution");
+    const dlb_parameter *parameter = &signature->parameters[solution->parameter];
+    check(in, signature->input_count > 0 && !parameter->optional, "a solution");
+    solution->dim = (int32_t)read_word(in, 0, parameter->dim_count - 1, "a solution");
+    solution->name = (int32_t)read_word(in, 0, signature->name_count - 1, "a solution");
+    if (in->fault != NULL)
+        return;
+    const dlb_dim *dim = &parameter->dims[solution->dim];
+    check(in, dim->kind == DLB_DIM_EXPRESSION, "a solution");
+    *known |= BIT(solution->name);
+    for (int32_t i = 0; in->fault == NULL && i < dim->length; i++) {
+        const dlb_step *step = &signature->steps[dim->value + i];
+        check(in, step->operation != 'n' || (*known & BIT(step->value)), "a solution");
+    }
+}
+
+/* The names that a call has without solutions. */
+static uint32_t find_known(const dlb_signature *signature) {
+    uint32_t known = 0;
+    for (int32_t i = 0; i < signature->scalar_count; i++)
+        if (signature->scalars[i].name >= 0)
+            known |= BIT(signature->scalars[i].name);
+    for (int32_t i = 0; i < signature->input_count; i++) {
+        const dlb_parameter *parameter = &signature->parameters[i];
+        for (int32_t k = 0; !parameter->optional && k < parameter->dim_count; k++)
+            if (parameter->dims[k].kind == DLB_DIM_NAME)
+                known |= BIT(parameter->dims[k].value);
+    }
+    return known;
+}
+
+static void read_solutions(reader *in, tables *out) {
+    dlb_signature *signature = &out->signature;
+    int32_t count = read_length(in, 0, DLB_MAX_NAMES, "solutions");
+    uint32_t known = in->fault == NULL ? find_known(signature) : 0;
+    for (int32_t i = 0; i < count && in->fault == NULL; i++)
+        read_solution(in, signature, &known, &out->solutions[i]);
+    signature->solution_count = count;
+}
+
+/* (dtypes, number of names, number of packs, inputs, results, scalars, solutions) */
 static void read_signature(reader *in, tables *out) {
     dlb_signature *signature = &out->signature;
-    read_length(in, 6, 6, "number of items");
+    read_length(in, 7, 7, "number of items");
     read_dtypes(in, out);
     signature->name_count = (int32_t)read_word(in, 0, DLB_MAX_NAMES, "names");
     signature->pack_count = (int32_t)read_word(in, 0, DLB_MAX_PACKS, "packs");
@@ -503,6 +595,7 @@ static void read_signature(reader *in, tables *out) {
     signature->scalar_count = read_length(in, 0, DLB_MAX_SCALARS, "scalars");
     for (int32_t i = 0; i < signature->scalar_count && in->fault == NULL; i++)
         read_scalar(in, signature, &out->scalars[i]);
+    read_solutions(in, out);
 }
 
 dlb_signature *dlb_parse_signature(PyObject *encoded) {
@@ -523,6 +616,7 @@ dlb_signature *dlb_parse_signature(PyObject *encoded) {
     out->signature.parameters = out->parameters;
     out->signature.dtypes = out->dtypes;
     out->signature.scalars = out->scalars;
+    out->signature.solutions = out->solutions;
     out->signature.steps = out->steps;
     read_signature(&in, out);
     if (close_reader(&in) == 0)

@@ -696,6 +696,41 @@ static void bind_input(inference *known, const dlb_parameter *parameter) {
     }
 }
 
+/* Which of a shape's extents a dimension is; unknown where the ranks do not fit. */
+static extent extent_of(const known_shape *given, const dlb_parameter *parameter,
+                        int32_t dim) {
+    int32_t extra = given->ndim - (parameter->dim_count - (parameter->pack >= 0));
+    bool has_pack = parameter->pack >= 0;
+    if (given->ndim <= 0 || extra < 0 || (!has_pack && extra > 0))
+        return unknown;
+    return given->extents[has_pack && dim > parameter->pack ? dim + extra - 1 : dim];
+}
+
+/* Names that only expressions determine, where all numbers are known. */
+static void solve(const void *context, const dlb_signature *signature,
+                  inference *known) {
+    int64_t names[DLB_MAX_NAMES];
+    for (int32_t i = 0; i < signature->name_count; i++)
+        names[i] = known->names[i].value;
+    for (int32_t i = 0; i < signature->solution_count; i++) {
+        const dlb_solution *solution = &signature->solutions[i];
+        const dlb_parameter *parameter = &signature->parameters[solution->parameter];
+        const dlb_dim *dim = &parameter->dims[solution->dim];
+        read_shape(context, known, (size_t)solution->parameter);
+        extent given = extent_of(&known->input, parameter, solution->dim);
+        bool can_be = names[solution->name] < 0 && given.value >= 0;
+        for (int32_t k = 0; can_be && k < dim->length; k++) {
+            const dlb_step *step = &signature->steps[dim->value + k];
+            can_be = step->operation != 'n' || step->value == solution->name ||
+                     names[step->value] >= 0;
+        }
+        if (can_be && dlb_signature_solve(signature, solution, given.value, names))
+            known->names[solution->name] = (extent){names[solution->name], NULL};
+        else if (can_be)
+            names[solution->name] = -1;
+    }
+}
+
 static extent evaluate(const inference *known, const dlb_signature *signature,
                        const dlb_dim *dim) {
     int64_t names[DLB_MAX_NAMES], value;
@@ -768,6 +803,7 @@ static void infer(const custom_op *op, const dlb_signature *signature,
         read_shape(context, known, (size_t)i);
         bind_input(known, &signature->parameters[i]);
     }
+    solve(context, signature, known);
     for (int32_t i = 0; i < signature->result_count; i++) {
         const dlb_parameter *result =
             &signature->parameters[signature->input_count + i];

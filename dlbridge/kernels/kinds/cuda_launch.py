@@ -169,8 +169,9 @@ class Values:
         if name not in self._numbers:
             sources = self._find(name)
             if not sources:
+                why = raw.OUT_OF_REACH if name in self.schema.names else NO_DIMENSION
                 raise ArgumentError(
-                    f"{self.schema.qualified}: {option}: {name!r} is no dimension of the schema; "
+                    f"{self.schema.qualified}: {option}: {name!r} {why}; "
                     f"there are {', '.join(self._known()) or 'none'}"
                 )
             self._numbers[name] = self._add(name, sources)
@@ -197,7 +198,11 @@ class Values:
 
     def _known(self) -> list[str]:
         schema = self.schema
-        return [*schema.names, *(pack for pack in schema.packs if pack != "...")]
+        scalars = [name for _, name in schema.sizes]
+        return [name for name in raw.known_extents(schema) if name not in scalars] + scalars
+
+
+NO_DIMENSION = "is no dimension of the schema"
 
 
 # ---- parameters of kernels in C ------------------------------------------------------------------

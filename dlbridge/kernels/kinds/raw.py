@@ -230,7 +230,7 @@ def _extent_reader(schema: Schema, parameter: CParameter) -> Reader:
         raise _refuse(schema, f"{parameter.text} {name}", "must be an integer: it is an extent")
     places = list(find_extent(schema, name))
     if not places:
-        raise _refuse(schema, name, "stands in no tensor by itself, so its extent is not at hand")
+        raise _refuse(schema, name, OUT_OF_REACH)
 
     def read(call: _Call) -> int:
         for place, extents in places:
@@ -240,6 +240,15 @@ def _extent_reader(schema: Schema, parameter: CParameter) -> Reader:
         raise ArgumentError(f"{schema.qualified}: no tensor is given that determines {name}")
 
     return read
+
+
+OUT_OF_REACH = "stands in no tensor by itself, so its extent is not at hand"
+
+
+def known_extents(schema: Schema) -> list[str]:
+    """Return the dimensions and packs with names that stand in a tensor by themselves."""
+    names = [*schema.names, *(pack for pack in schema.packs if pack != "...")]
+    return [name for name in names if any(True for _ in find_extent(schema, name))]
 
 
 def find_extent(schema: Schema, name: str) -> Iterator[tuple[int, slice]]:

@@ -199,8 +199,7 @@ class _Arguments:
 
 def _known(schema: Schema) -> list[str]:
     """Return the names of dimensions, packs and scalars."""
-    packs = [pack for pack in schema.packs if pack != "..."]
-    return [*schema.names, *packs, *(part.name for part in schema.scalars)]
+    return [*raw.known_extents(schema), *(part.name for part in schema.scalars)]
 
 
 def _is_constant(parameter: inspect.Parameter) -> bool:
@@ -257,10 +256,10 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 
 def _extents(schema: Schema) -> list[tuple[str, Callable[[Sequence[Any]], int | None]]]:
     """Return how the dimensions that stand in a tensor are read from one."""
-    names = [*schema.names, *(pack for pack in schema.packs if pack != "...")]
+    names = raw.known_extents(schema)
     scalars = {part.name for part in schema.scalars}
     found = [(name, list(raw.find_extent(schema, name))) for name in names if name not in scalars]
-    return [(name, _reader(places)) for name, places in found if places]
+    return [(name, _reader(places)) for name, places in found]
 
 
 def _reader(places: list[tuple[int, slice]]) -> Callable[[Sequence[Any]], int | None]:

@@ -256,7 +256,9 @@ def bind(schema: Schema, tensors: Tensors, scalars: Scalars = None) -> Bindings:
     bindings = _bind_sizes(schema, scalars)
     failed = _bind_all(schema, tensors, bindings)
     if failed is None:
-        failed = _check_expressions(schema, tensors, bindings)
+        failed = _solve(schema, tensors, bindings)
+        if failed is None:
+            failed = _check_expressions(schema, tensors, bindings)
         if failed is None:
             return bindings
     else:  # what the tensors before it say, and not the parts of it that fitted
@@ -350,6 +352,22 @@ def _bind_pack(name: str, extents: tuple[Any, ...], bindings: Bindings) -> bool:
         [new if old is None else old for old, new in zip(found, extents, strict=True)]
     )
     return True
+
+
+def _solve(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
+    """Bind what expressions determine; return the place of the first that has no solution."""
+    for place, index, name in schema.solved:
+        got = tensors[place]
+        assert got is not None  # it must be passed
+        if bindings.names.get(name) is not None or got.shape is None:
+            continue
+        dims = schema.tensors[place].dims
+        extent = (split_shape(dims, got.shape) or ())[index]
+        try:
+            bindings.names[name] = dims[index].solve(name, extent, bindings.names)
+        except ArithmeticError:
+            return place
+    return None
 
 
 def _check_expressions(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:

@@ -40,6 +40,7 @@ from dlbridge.kernels.schema.parts import (
     Parameter,
     Part,
     Result,
+    Solution,
     default_name,
     is_outside,
     is_transferable,
@@ -64,6 +65,7 @@ class Schema:
         text: the schema in the canonical notation, also `str(schema)`.
         positional, by_name, computed: names by position; name -> Parameter; places of the tensors
             that have expressions for dimensions.
+        solved: the names that only expressions determine, in the order in which they can be solved.
 
     Raises:
         ArgumentError: a name is given twice, a result is not determined, a limit is exceeded, ….
@@ -76,7 +78,8 @@ class Schema:
 
     __slots__ = (
         "by_name", "computed", "dtypes", "mutated", "name", "names", "namespace", "packs",
-        "parameters", "positional", "qualified", "results", "scalars", "sizes", "tensors", "text",
+        "parameters", "positional", "qualified", "results", "scalars", "sizes", "solved", "tensors",
+        "text",
     )  # fmt: skip
 
     namespace: str
@@ -95,6 +98,7 @@ class Schema:
     positional: tuple[str, ...]
     by_name: dict[str, Parameter]
     computed: tuple[int, ...]
+    solved: tuple[Solution, ...]
 
     def __init__(
         self,
@@ -248,11 +252,11 @@ class Schema:
     def encode(self) -> tuple[Any, ...]:
         """Return the schema as plain tuples for the native core.
 
-        (dtype sets, name count, pack count, parameters, results, scalars): a set is a tuple of
-        dtype keys (code | bits << 8 | lanes << 16), none for any dtype; a parameter (set, dims,
-        optional, mutated), a result (set, dims), a scalar (kind, optional, name or -1); a dim
+        (dtype sets, name count, pack count, parameters, results, scalars, solutions): a set is a
+        tuple of dtype keys (code | bits << 8 | lanes << 16), none for any dtype; a parameter (set,
+        dims, optional, mutated), a result (set, dims), a scalar (kind, optional, name or -1); a dim
         ("c", extent), ("n", name), ("_",), ("p", pack) or ("e", ((operation, value), …)) in
-        postfix.
+        postfix; a solution (parameter, index of its dim, name).
         """
         return encode(self)
 
@@ -416,7 +420,40 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         "positional": tuple([part.name for part in parameters if not part.keyword_only]),
         "by_name": {part.name: part for part in parameters},
         "computed": tuple(computed),
+        "solved": tuple(find_solutions(parameters)),
     }
+
+
+def find_solutions(parameters: tuple[Parameter, ...]) -> list[Solution]:
+    """Return what can be solved: an expression that is linear in its one name that is not known.
+
+    Only tensors that must be passed are looked at.
+    """
+    known = _given_names(parameters)
+    tensors = [part for part in parameters if part.is_tensor]
+    dims = [
+        (place, index, dim)
+        for place, part in enumerate(tensors)
+        for index, dim in enumerate(part.dims)
+        if dim.kind == "expression" and not part.optional
+    ]
+    found: list[Solution] = []
+    while True:
+        for place, index, dim in dims:
+            lacking = {name for name in dim.names if name not in known}
+            if len(lacking) == 1 and dim.is_linear(name := lacking.pop()):
+                found.append(Solution(place, index, name))
+                known.add(name)
+                break
+        else:
+            return found
+
+
+def _given_names(parameters: tuple[Parameter, ...]) -> set[str]:
+    """Return the names that a call gives without an expression to be solved."""
+    required = tuple([part for part in parameters if part.is_tensor and not part.optional])
+    scalars = [part.name for part in parameters if not part.is_tensor]
+    return {*_bound_by(required).names, *scalars}
 
 
 def is_name(name: object) -> bool:
@@ -514,9 +551,8 @@ def _check_sizes(parameters: tuple[Parameter, ...], results: tuple[Result, ...])
 def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
     """Everything that is computed must be known whatever optional arguments are left out."""
     required = tuple([part for part in parameters if part.is_tensor and not part.optional])
-    bound = _bound_by(required)
-    given = [part.name for part in parameters if not part.is_tensor]
-    bound = bound._replace(names=(*bound.names, *given))
+    solved = [solution.name for solution in find_solutions(parameters)]
+    bound = _bound_by(required)._replace(names=(*_given_names(parameters), *solved))
     for index, part in enumerate(parameters):
         known = {*bound.names, *_bound_by((part,)).names}
         for dim in part.dims:
@@ -722,6 +758,7 @@ def encode(schema: Schema) -> tuple[Any, ...]:
         tuple([(*encode_tensor(part), part.optional, part.mutated) for part in schema.tensors]),
         tuple([encode_tensor(result) for result in schema.results]),
         tuple([(part.kind, part.optional, numbers.get(part.name, -1)) for part in schema.scalars]),
+        tuple([(each.place, each.dim, numbers[each.name]) for each in schema.solved]),
     )
 
 

@@ -9,6 +9,7 @@ A set of dtypes in a schema is a variable: every tensor that names the same set 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -76,6 +77,43 @@ class Dim(NamedTuple):
         if self.kind == "name":
             return (str(self.value),)
         return tuple([str(value) for operation, value in self.steps if operation == "n"])
+
+    def is_linear(self, name: str) -> bool:
+        """Tell whether an expression is one number times `name`, plus another, whatever they are.
+
+        Example:
+            >>> steps = (("n", "n"), ("n", "k"), ("*", ""), ("c", 1), ("+", ""))
+            >>> Dim("expression", "", steps).is_linear("n")
+            True
+        """
+        degrees: list[float] = []  # how often `name` is a factor; infinity where that means nothing
+        for operation, value in self.steps:
+            if operation in ("c", "n"):
+                degrees.append(int(operation == "n" and value == name))
+                continue
+            right, left = degrees.pop(), degrees.pop()
+            if operation == "/":
+                degrees.append(math.inf if left or right else 0)
+            else:
+                degrees.append(left + right if operation == "*" else max(left, right))
+        return degrees == [1]
+
+    def solve(self, name: str, extent: Any, names: Mapping[str, Any]) -> Any:
+        """Return what `name` is where a linear expression has this extent; None where unknown.
+
+        Raises:
+            ArithmeticError: it has no such value, or any.
+        """
+        base = self.evaluate({**names, name: 0})
+        next_ = self.evaluate({**names, name: 1})
+        if extent is None or base is None or next_ is None:
+            return None
+        factor, rest = _operate("-", next_, base), _operate("-", extent, base)
+        is_plain = isinstance(factor, int)
+        value = rest if is_plain and factor == 1 else _operate("/", rest, factor)
+        if is_plain and isinstance(value, int) and (value < 0 or value * factor != rest):
+            raise ArithmeticError(f"no {name} makes it {extent}")
+        return value
 
     def evaluate(self, names: Mapping[str, Any]) -> Any:
         """Return the extent where `names` are bound, or None where one of them is unknown.
@@ -371,6 +409,20 @@ def describe(shape: tuple[Any, ...] | None, dtype: DType) -> str:
     """Return a dtype and a shape in the notation of schemas; `?` for what is not known."""
     extents = ["?..."] if shape is None else ["?" if dim is None else str(dim) for dim in shape]
     return f"{short_name(dtype)}[{', '.join(extents)}]"
+
+
+class Solution(NamedTuple):
+    """A name that no tensor has as a dimension, and the expression that determines it.
+
+    Attributes:
+        place: of the tensor.
+        dim: which of its dimensions.
+        name: what it is solved for.
+    """
+
+    place: int
+    dim: int
+    name: str
 
 
 class Parameter(NamedTuple):
