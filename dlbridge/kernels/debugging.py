@@ -1,6 +1,7 @@
-"""Debug mode: what kernels do to memory is looked at, in every call of the process.
+"""Debug mode: every call of a kernel is checked for defects in its use of memory.
 
-The looking is in `_core/kernel/debug.c`, below every framework; here are the switch and the words.
+The checks are in `_core/kernel/debug.c`, below every framework; here are the switch and the texts
+of the errors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LOCK = registry.lock()
 
 
 class debug_kernels:  # noqa: N801  (a function that is also a context manager)
-    """Look at what kernels do to memory, from now on and in all threads: debug mode.
+    """Check how kernels use memory, from now on and in all threads: debug mode.
 
     In debug mode a kernel on the CPU works on copies of its tensors, between guard bytes, whichever
     framework calls it, eagerly or from a compiled program. A call fails with KernelDefectError,
@@ -31,15 +32,15 @@ class debug_kernels:  # noqa: N801  (a function that is also a context manager)
       of a result before it had written them ("read_unwritten"), which are NaN of another kind,
     - made NaN out of arguments that have none ("nan").
 
-    Nothing that such a call computed reaches the caller's memory. Where an integer may by chance be
-    what memory was filled with, the kernel runs again with another filling; a kernel in Python does
-    not, and its results of integers narrower than 32 bits are not searched for what is unwritten.
+    Nothing that such a call computed reaches the caller's memory. Where an integer may by chance
+    equal the filling, the kernel runs again with another filling; a kernel in Python does not, and
+    its results of integers narrower than 32 bits are not searched for unwritten elements.
 
-    Kernels on a GPU run as always: NVIDIA's compute-sanitizer looks at those. So do Python
+    Kernels on a GPU run as always: NVIDIA's compute-sanitizer checks those. So do Python
     functions that their own framework calls, whose own modes serve (`jax_debug_nans`,
     `torch.autograd.detect_anomaly`).
 
-    A call switches the mode; as a context manager, it is what it was before at the end. The
+    A call switches the mode; a `with` block restores the mode before it at its end. The
     environment variable DLBRIDGE_DEBUG_KERNELS=1 switches it on from the start, "no-nans" without
     the search for NaN. Off, it costs nothing.
 
@@ -124,7 +125,7 @@ _BETWEEN = -(2**63)
 
 
 def describe_finding(reason: str, shape: tuple[int, ...], count: int, place: int) -> str:
-    """Return what a kernel did, in words.
+    """Return the text about a defect of a kernel.
 
     Args:
         reason: a key of `errors.FINDINGS`.

@@ -181,8 +181,8 @@ def check_kernel(
     TensorFlow: `function` (tf.function), `vmap` (tf.vectorized_map), `gradient`.
 
     Gradients are compared with differences of the reference. What does not apply (a gradient where
-    the kernel has no vjp, a dtype that the framework does not have) is skipped, and the report says
-    why. A kernel that crashes ends the process: nothing runs in another one.
+    the kernel has no vjp, a dtype or a shape that the framework does not have) is skipped, and the
+    report says why. A kernel that crashes ends the process: nothing runs in another one.
 
     Args:
         kernel: with a schema, for the CPU.

@@ -377,4 +377,4 @@ def compare_gradients(sample: Sample, gradients: Sequence[Any]) -> None:
 def why_not(error: BaseException) -> str | None:
     """Return why a framework cannot be asked: it has no such tensors; None for other errors."""
     reason = getattr(error, "reason", None) if isinstance(error, DLBridgeError) else None
-    return str(error) if reason in ("dtype", "readonly", "device", "missing") else None
+    return str(error) if reason in ("dtype", "shape", "readonly", "device", "missing") else None

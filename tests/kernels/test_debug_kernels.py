@@ -110,19 +110,19 @@ def refused(call: Callable[[], Any], name: str) -> None:
 
 @pytest.mark.parametrize("name", DEFECTS)
 @pytest.mark.usefixtures("debugging")
-def test_numpy_calls_are_looked_at(name: str, kernel: Any) -> None:
+def test_numpy_calls_are_checked(name: str, kernel: Any) -> None:
     refused(lambda: kernel(name)(array()), name)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 @pytest.mark.usefixtures("debugging")
-def test_tensors_of_our_own_are_looked_at(name: str, kernel: Any) -> None:
+def test_tensors_of_our_own_are_checked(name: str, kernel: Any) -> None:
     refused(lambda: kernel(name)(dlbridge.as_tensor(array())), name)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 @pytest.mark.usefixtures("debugging")
-def test_torch_calls_are_looked_at(name: str, kernel: Any, framework: Any) -> None:
+def test_torch_calls_are_checked(name: str, kernel: Any, framework: Any) -> None:
     torch = framework("torch")
     function, x = kernel(name), torch.from_numpy(array())
     refused(lambda: function(x), name)
@@ -133,7 +133,7 @@ def test_torch_calls_are_looked_at(name: str, kernel: Any, framework: Any) -> No
 
 @pytest.mark.parametrize("name", DEFECTS)
 @pytest.mark.usefixtures("debugging")
-def test_calls_of_jax_are_looked_at_eagerly_and_in_programs(
+def test_calls_of_jax_are_checked_eagerly_and_in_programs(
     name: str, kernel: Any, framework: Any
 ) -> None:
     jax = framework("jax")
@@ -145,7 +145,7 @@ def test_calls_of_jax_are_looked_at_eagerly_and_in_programs(
 
 @pytest.mark.parametrize("name", DEFECTS)
 @pytest.mark.usefixtures("debugging")
-def test_calls_of_tensorflow_are_looked_at_eagerly_and_in_graphs(
+def test_calls_of_tensorflow_are_checked_eagerly_and_in_graphs(
     name: str, kernel: Any, framework: Any
 ) -> None:
     tf = framework("tensorflow")
@@ -156,7 +156,7 @@ def test_calls_of_tensorflow_are_looked_at_eagerly_and_in_graphs(
 
 
 @pytest.mark.usefixtures("debugging")
-def test_graphs_that_torch_compiled_are_looked_at(kernel: Any, framework: Any) -> None:
+def test_graphs_that_torch_compiled_are_checked(kernel: Any, framework: Any) -> None:
     torch = framework("torch")
     twice, halves = kernel("twice"), kernel("halves")
     compiled = torch.compile(lambda x: halves(twice(x)), fullgraph=True, backend="aot_eager")
@@ -164,7 +164,7 @@ def test_graphs_that_torch_compiled_are_looked_at(kernel: Any, framework: Any) -
         compiled(torch.ones(4))
 
 
-def test_programs_that_were_compiled_before_are_looked_at(kernel: Any, framework: Any) -> None:
+def test_programs_that_were_compiled_before_are_checked(kernel: Any, framework: Any) -> None:
     jax = framework("jax")
     program = jax.jit(kernel("halves").jax)
     x = jax.numpy.asarray(array())
@@ -175,7 +175,7 @@ def test_programs_that_were_compiled_before_are_looked_at(kernel: Any, framework
     program(x).block_until_ready()
 
 
-def test_calls_that_c_has_seen_before_are_looked_at(kernel: Any) -> None:
+def test_calls_that_c_has_seen_before_are_checked(kernel: Any) -> None:
     function, x = kernel("halves"), array()
     for _ in range(3):
         function(x)
@@ -220,7 +220,7 @@ def test_every_value_of_a_dtype_may_be_written(dtype: str, kernel: Any) -> None:
 
 
 @pytest.mark.usefixtures("debugging")
-def test_packed_elements_are_looked_at_one_by_one(kernel: Any) -> None:
+def test_packed_elements_are_checked_one_by_one(kernel: Any) -> None:
     half = kernel("copies", "debug::{}(x: i4[n]) -> i4[n]")  # bits / 8 is 0: it writes nothing
     with pytest.raises(KernelDefectError, match=r"left 5 of 5 elements unwritten, the first at"):
         half(dlbridge.full(5, 3, "int4"))
@@ -325,7 +325,7 @@ def test_a_failure_of_the_kernel_is_told_first(kernel: Any) -> None:
 
 
 @pytest.mark.usefixtures("debugging")
-def test_python_functions_are_looked_at() -> None:
+def test_python_functions_are_checked() -> None:
     @dlbridge.wrap(schema="debug::partly(x: f32[n]) -> f32[n]", abi="python:numpy")
     def partly(x: Any, *, out: Any) -> None:
         out[1:] = x[1:]

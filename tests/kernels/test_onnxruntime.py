@@ -243,7 +243,7 @@ def test_python_functions_and_their_exceptions() -> None:
         session.run(None, {"v0": np.array([-1.0])})
 
 
-def test_debug_mode_looks_at_the_nodes_of_a_session() -> None:
+def test_debug_mode_checks_the_nodes_of_a_session() -> None:
     kernel = compiled("tell", "short(x: f32[n], *, a: int, b: int, c: str, d: float?) -> f64[5]")
     attributes = {"a": 1, "b": 2, "c": "three"}
     session = opened(kernel, *chain("short", "f4", [2], **attributes))

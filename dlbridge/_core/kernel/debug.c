@@ -1,8 +1,8 @@
-/* Debug mode: calls on the CPU work on copies between guard bytes, which are looked at
- * afterwards. What a kernel writes beside its tensors or into an argument that it only
- * reads, what it leaves unwritten, what it computes from either, and NaN that come out
- * although none went in, are errors of the call, and nothing of it reaches the caller's
- * memory. */
+/* Debug mode: a call on the CPU works on copies of its tensors between guard bytes,
+ * which are checked after it. The call fails where the kernel wrote out of bounds or
+ * into an argument that it may only read, left elements of a result unwritten, computed
+ * results from such memory, or made NaN of arguments without any. The caller's memory
+ * is then as it was. */
 #include "kernel/kernel.h"
 #include "layout/layout.h"
 #include "memory/buffer.h"
@@ -15,10 +15,10 @@
 _Atomic uint64_t dlb_detours = UINT64_C(1) << kDLCUDA;
 static atomic_bool looks_for_nans;
 
-/* ---- what memory is filled with, around the elements and in results ---- */
+/* ---- the fillings of guards and results ---- */
 
 enum { LEAST_GUARD = 256, MOST_GUARD = 65536 };
-/* Results and arguments differ, so that what was read beside one shows in the other. */
+/* Results and arguments differ: a value read beside an argument shows in a result. */
 enum { RESULT = 0xa5, ARGUMENT = 0x5a };
 
 typedef struct { /* repeats; the first byte is that of the first element */
@@ -35,8 +35,8 @@ static int32_t real_bits(DLDataType dtype) {
     return is_real && (bits == 16 || bits == 32 || bits == 64) ? bits : 0;
 }
 
-/* A signalling NaN: arithmetic makes another one of it, so that what was read before it
- * was written can be told from what was never written. */
+/* A signalling NaN: arithmetic makes a quiet one of it, which tells elements that were
+ * read too early from those that were never written. */
 static pattern find_pattern(DLDataType dtype, int fill) {
     pattern made = {.period = 1};
     memset(made.bytes, fill, sizeof made.bytes);
@@ -182,7 +182,7 @@ static void drop(guards *all) {
     free(all);
 }
 
-/* `with`: what results are filled with. NULL: no memory. */
+/* `with`: the filling of results. NULL: no memory. */
 static guards *guard_all(const dlb_kernel *kernel, dlb_frame *frame, int with) {
     guards *all = malloc(sizeof *all);
     if (all == NULL) {
@@ -262,7 +262,7 @@ static bool is_same(const guarded *each, const cursor *at) {
     return true;
 }
 
-/* ---- what was found ---- */
+/* ---- findings ---- */
 
 typedef struct {
     const char *reason; /* NULL: nothing; else as in errors.FINDINGS */
@@ -314,7 +314,7 @@ static finding look_for_changes(const guarded *each, int32_t index) {
 
 /* ---- results that were not written ----
  *
- * A number may by chance be what memory was filled with. Then the kernel runs again,
+ * A number may by chance be the filling. Then the kernel runs again,
  * with another filling; a Python function, which may do more than compute, does not. */
 
 /* Whether no result can be this by chance. */
@@ -387,8 +387,8 @@ static bool is_filling(uint64_t value, DLDataType dtype, int32_t bits, int with,
     return ((value ^ filling) & ~sign) == (made ? quiet : 0);
 }
 
-/* What a real number is. The filling itself can only have been copied: that of a result
- * is then not worth a word beside what is unwritten. */
+/* The kind of a real number. The filling of a result, unchanged, is left to the search
+ * for unwritten elements. */
 static value_kind find_kind(const char *at, DLDataType dtype, int32_t bits) {
     static const struct {
         int32_t code, bits;

@@ -306,7 +306,7 @@ static inline bool dlb_spans_are_apart(const dlb_kernel *kernel, const dlb_span 
 
 /* Bit t: calls of functions for devices of type t are more than the call itself. */
 extern _Atomic uint64_t dlb_detours;
-/* As dlb_frame_call, on copies that are looked at afterwards. */
+/* As dlb_frame_call, on copies that are checked afterwards. */
 int dlb_debug_invoke(const dlb_kernel *kernel, const dlb_target *target,
                      dlb_frame *frame);
 PyObject *dlb_debug_kernels(PyObject *module, PyObject *args);

@@ -362,9 +362,10 @@ def _solve(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
         if bindings.names.get(name) is not None or got.shape is None:
             continue
         dims = schema.tensors[place].dims
-        extent = (split_shape(dims, got.shape) or ())[index]
+        extents = split_shape(dims, got.shape)
+        assert extents is not None  # it fitted
         try:
-            bindings.names[name] = dims[index].solve(name, extent, bindings.names)
+            bindings.names[name] = dims[index].solve(name, extents[index], bindings.names)
         except ArithmeticError:
             return place
     return None
