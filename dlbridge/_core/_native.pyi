@@ -44,6 +44,9 @@ class TensorBase:
     @property
     def flags(self) -> int: ...
     @property
+    def _is_immutable(self) -> bool:
+        """Whether it is read-only as values of JAX and TensorFlow are, which immutable= decides."""
+    @property
     def version(self) -> tuple[int, int]: ...
     @property
     def buffer(self) -> TensorBuffer: ...
@@ -167,6 +170,8 @@ class Limits:
     ) -> None: ...
     @property
     def name(self) -> str: ...
+    @property
+    def protects_readonly(self) -> bool: ...
     def refusal(self, tensor: TensorBase, /) -> str | None:
         """The reason code why `tensor` cannot go to this consumer as it is, or None."""
 
@@ -194,7 +199,7 @@ class Converter(Generic[_Array]):
         device: object = None,
         copy: bool | None = None,
         readonly: Literal["respect", "share", "copy"] = "respect",
-        immutable: Literal["share", "respect"] = "share",
+        immutable: Literal["share", "respect", "copy"] = "share",
         grad: Literal["refuse", "detach"] = "refuse",
         layout: Literal["any", "contiguous"] | None = None,
         narrow: Literal["checked"] | None = None,
@@ -410,7 +415,7 @@ def convert(
     device: object = None,
     copy: bool | None = None,
     readonly: Literal["respect", "share", "copy"] = "respect",
-    immutable: Literal["share", "respect"] = "share",
+    immutable: Literal["share", "respect", "copy"] = "share",
     grad: Literal["refuse", "detach"] = "refuse",
     layout: Literal["any", "contiguous"] | None = None,
     narrow: Literal["checked"] | None = None,

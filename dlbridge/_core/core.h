@@ -51,6 +51,10 @@
  * before its shape is used where that is not called. Arrays on the stack rely on it. */
 #define DLB_MAX_NDIM 254
 #define DLB_KNOWN_FLAGS 7
+/* Our own mark of memory that is READ_ONLY as the values of JAX and TensorFlow are, and
+ * not because its producer says so: the policy immutable= decides where a consumer
+ * cannot protect it. It comes with READ_ONLY, and never leaves the core. */
+#define DLB_IMMUTABLE (UINT64_C(1) << 63)
 #define DLB_DECLINED 1
 
 static inline uint32_t dlb_dtype_key(DLDataType dtype) {

@@ -23,7 +23,7 @@ T = TypeVar("T")
 # ---- the policies: what may be copied, shared, detached, and what must be refused ---------------
 
 Readonly = Literal["respect", "share", "copy"]
-Immutable = Literal["share", "respect"]
+Immutable = Literal["share", "respect", "copy"]
 Grad = Literal["refuse", "detach"]
 Layout = Literal["any", "contiguous"]
 Narrow = Literal["checked"]
@@ -62,8 +62,9 @@ class Policy:
         copy: None (share, copy only where it must), False (share or refuse), True (always copy).
         readonly: for memory flagged read-only that the consumer cannot protect: "respect" refuses,
             "share" shares it anyway, "copy" copies it.
-        immutable: "share" hands out the memory of JAX and TensorFlow values as it is, "respect"
-            treats it as read-only.
+        immutable: for values of JAX and TensorFlow, which consumers get as read-only where they can
+            protect memory: "share" shares it with the others as well, "respect" leaves these to
+            `readonly`, "copy" copies it for all of them, so that the result may be written.
         grad: "refuse" a tensor that requires a gradient, or "detach" it.
         layout: None, or "contiguous" for compact row-major memory, copied if it must; "any" is kept
             as None.

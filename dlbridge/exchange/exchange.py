@@ -44,6 +44,7 @@ from dlbridge.signals import is_from_handler
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import (
+    IMMUTABLE,
     PADDED,
     READ_ONLY,
     as_array,
@@ -352,13 +353,19 @@ def _take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase
             tensor = protocol.take(x, policy, context)
         else:
             tensor = found.take(x, policy, context)
-            if found.immutable and policy.immutable == "respect":
-                tensor = tensor._view(tensor.shape, tensor.strides, set_flags=READ_ONLY)
+            if found.immutable and context.copied_by is None:
+                tensor = _flagged(tensor, READ_ONLY | IMMUTABLE)
         if tensor._device_pair[0] in CHECKED:
             check_device(tensor, protocol.describe(x), policy.call)
     if context.copied_by is None:  # else the producer's own address is not known
         context.data_ptr_in = tensor.data_ptr
     return tensor
+
+
+def _flagged(tensor: native.TensorBase, flags: int) -> native.TensorBase:
+    """Return a view that is read-only as the flags say, or writable where they are 0."""
+    cleared = 0 if flags else READ_ONLY
+    return tensor._view(tensor.shape, tensor.strides, set_flags=flags, clear_flags=cleared)
 
 
 def _enter(
@@ -471,6 +478,7 @@ def fit(
         tensor = _copy(tensor, "requested", policy, context)
     if policy.layout == "contiguous" and not tensor.is_contiguous:
         tensor = _copy(tensor, "strides", policy, context)
+    tensor = _settle_immutable(tensor, framework, policy, context, will_copy)
     if framework is None:
         return tensor
     tensor = _fit_limits(tensor, framework, policy, context)
@@ -706,6 +714,29 @@ def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
     return raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=PADDED)
 
 
+def _settle_immutable(
+    tensor: native.TensorBase,
+    framework: Framework | None,
+    policy: Policy,
+    context: ExchangeContext,
+    will_copy: bool,
+) -> native.TensorBase:
+    """Return a Tensor over values of JAX or TensorFlow as the policy and the consumer have it.
+
+    That is a copy, or one that is read-only like others, or, for a consumer that cannot protect
+    memory, one that is not.
+    """
+    if not tensor._is_immutable:
+        return tensor
+    if policy.immutable == "copy" and not will_copy:
+        return _copy(tensor, "readonly", policy, context)
+    if policy.immutable == "respect":
+        return _flagged(tensor, READ_ONLY)
+    if framework is None or framework.limits().protects_readonly:
+        return tensor
+    return _flagged(tensor, 0)
+
+
 def _open_readonly(
     tensor: native.TensorBase, framework: Framework, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
@@ -713,7 +744,7 @@ def _open_readonly(
 
     The policy is about memory that would be shared: not what has to be copied in any case.
     """
-    opened = tensor._view(tensor.shape, tensor.strides, clear_flags=READ_ONLY)
+    opened = _flagged(tensor, 0)
     is_shared = tensor.size > 0 and framework.refusal(opened) not in _COPY_HELPS
     if is_shared and policy.readonly == "respect":
         refuse("readonly", tensor, policy.call)

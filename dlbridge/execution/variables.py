@@ -121,7 +121,7 @@ class VariableState:
         """
         detach = getattr(array, "detach", None)  # a parameter in torch, whose gradients stay out
         array = array if detach is None else detach()
-        tensor: Any = native.convert(array, "dlbridge", copy=False, immutable="respect")
+        tensor: Any = native.convert(array, "dlbridge", copy=False)
         if tensor.dtype is not self.dtype.dlpack:
             raise ArgumentError(
                 f"share: variable {self.name!r} has dtype {self.dtype.name}, the array has "

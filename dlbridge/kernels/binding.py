@@ -508,7 +508,7 @@ def _call_python(
     for index in places:
         policies: dict[str, Any] = {"readonly": "copy", "immutable": "respect"}
         if index in written:
-            policies = {"copy": False}
+            policies = {"copy": False, "immutable": "respect"}
         try:
             given[index] = exchange.convert(args[index], own, **policies)
         except ExchangeError as error:

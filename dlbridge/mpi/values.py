@@ -128,10 +128,10 @@ class Destination:
                 f"{call}: out requires a gradient, which knows nothing of what is written to it; "
                 "make the call within torch.no_grad()",
             ) from error
-        if tensor.readonly or (found is not None and found.immutable):
+        if tensor.readonly:
             raise ExchangeError(
                 "readonly",
-                f"{call}: out must be writable, got {_named(tensor)}; "
+                f"{call}: out must be writable, got {kind(tensor)}; "
                 "without out the result is returned",
             )
         if native.take(out) is not None:
@@ -159,10 +159,6 @@ class Destination:
         if received is not self._tensor:
             assign(self._tensor, received)
         return self.out
-
-
-def _named(tensor: native.TensorBase) -> str:
-    return kind(tensor) if tensor.readonly else f"immutable {kind(tensor)}"
 
 
 def _touches(tensor: native.TensorBase, others: tuple[native.TensorBase | None, ...]) -> bool:

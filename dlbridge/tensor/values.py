@@ -29,6 +29,7 @@ from dlbridge.tensor import views
 Array = np.ndarray[Any, Any]
 
 READ_ONLY = 1
+IMMUTABLE = 1 << 63  # with READ_ONLY, see DLB_IMMUTABLE in _core/core.h
 PADDED = 4
 CPU = (1, 0)
 BYTE = (1, 8, 1)

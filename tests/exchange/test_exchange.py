@@ -628,7 +628,7 @@ def test_a_framework_that_is_missing_is_said_to_be(monkeypatch: pytest.MonkeyPat
     [
         ({"copy": 1.5}, "copy must be one of"),
         ({"readonly": "maybe"}, "readonly must be one of"),
-        ({"immutable": "copy"}, "immutable must be one of"),
+        ({"immutable": "refuse"}, "immutable must be one of"),
         ({"grad": "keep"}, "grad must be one of"),
         ({"layout": "fortran"}, "layout must be one of"),
         ({"nonsense": 1}, "unknown policy 'nonsense'; known are device, copy, readonly, "),

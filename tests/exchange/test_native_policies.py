@@ -48,7 +48,7 @@ POLICIES = st.fixed_dictionaries(
     optional={
         "copy": st.sampled_from([None, False, True, 1]),
         "readonly": st.sampled_from(["respect", "share", "copy", None]),
-        "immutable": st.sampled_from(["share", "respect"]),
+        "immutable": st.sampled_from(["share", "respect", "copy", None]),
         "grad": st.sampled_from(["refuse", "detach", "keep"]),
         "layout": st.sampled_from([None, "any", "contiguous", "C"]),
         "narrow": st.sampled_from([None, "checked"]),
@@ -124,6 +124,7 @@ def test_policies_mean_what_they_mean_in_python(framework: Any, target: str) -> 
         {"grad": "detach"},
         {"readonly": "copy"},
         {"immutable": "respect"},
+        {"immutable": "copy"},
         {"layout": "contiguous"},
         {"device": "cpu"},
         {"narrow": "checked"},
@@ -136,6 +137,17 @@ def test_a_policy_needs_no_python(framework: Any, policy: dict[str, Any]) -> Non
     dlbridge.to_torch(array, **policy)
     assert python_calls(lambda: dlbridge.to_torch(array, **policy)) == []
     assert python_calls(lambda: dlbridge.convert(array, "torch", **policy)) == []
+
+
+@pytest.mark.parametrize("source", ["jax", "tensorflow"])
+@pytest.mark.parametrize("policy", ["share", "respect", "copy"])
+def test_a_policy_on_immutable_values_needs_no_python(
+    framework: Any, source: str, policy: str
+) -> None:
+    framework(source)
+    x = dlbridge.convert(arrange(64, 0).view("float32"), source)
+    dlbridge.to_numpy(x, immutable=policy)
+    assert python_calls(lambda: dlbridge.to_numpy(x, immutable=policy)) == []
 
 
 def python_calls(call: Any) -> list[str]:

@@ -31,6 +31,26 @@ def test_jax_arrays_are_never_written(
     assert z.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("view", [dlbridge.from_dlpack, dlbridge.to_numpy])
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_views_of_immutable_values_are_never_written(
+    twice: Any, increment: Any, framework: Callable[[str], Any], name: str, view: Any
+) -> None:
+    """Tensors and NumPy arrays over their memory are read-only."""
+    framework(name)
+    source = np.ones(16, np.float32)
+    x = view(dlbridge.convert(source, name, copy=True))
+    assert np.asarray(twice(x)).tolist() == [2] * 16
+    python = dlbridge.wrap(
+        lambda x: x.__iadd__(1), f"immutable::add_{name}(x!: f32[n])", abi="python:numpy"
+    )
+    for write in (increment, python, lambda x: twice(view(source), out=x)):
+        with pytest.raises(ExchangeError) as caught:
+            write(x)
+        assert caught.value.reason == "readonly"
+    assert np.asarray(x).tolist() == [1] * 16
+
+
 def test_read_only_numpy_arrays_are_read_and_never_written(twice: Any, increment: Any) -> None:
     """tvm-ffi refuses them as inputs; what writes must refuse them."""
     x = np.ones(3, np.float32)

@@ -1713,10 +1713,10 @@ def every_framework() -> None:
             mpi.send(np.ones(count), 1)
         elif rank == 1:
             frozen = jax.numpy.zeros(count)
-            refused(ExchangeError, "got immutable float32", mpi.recv, 0, out=frozen)
+            refused(ExchangeError, "got read-only float32", mpi.recv, 0, out=frozen)
             mpi.recv(0)
     one = jax.numpy.ones(2)
-    refused(ExchangeError, "got immutable float32", mpi.allreduce, one, out=one)
+    refused(ExchangeError, "got read-only float32", mpi.allreduce, one, out=one)
 
 
 def no_owner_stays() -> None:

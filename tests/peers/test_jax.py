@@ -209,8 +209,9 @@ def test_read_only_memory_is_protected() -> None:
 
 def test_immutable(framework: Any) -> None:
     x = jnp.ones(4)
-    assert to_numpy(x).flags.writeable
-    assert not to_numpy(x, immutable="respect").flags.writeable
+    for policy in ("share", "respect"):
+        assert not to_numpy(x, immutable=policy).flags.writeable
+    assert to_numpy(x, immutable="copy").flags.writeable
     framework("torch")
     refused("readonly", to_torch, x, immutable="respect")
     assert to_torch(x, immutable="respect", readonly="copy").tolist() == [1, 1, 1, 1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge import convert
+from dlbridge import convert, faults
 from peers.checks import refused
 from peers.consumers import require_all
 from peers.readers import filled, has, read
@@ -16,17 +17,85 @@ from peers.readers import filled, has, read
 require_all()
 
 
-@pytest.mark.fact(16)
-def test_immutable_values_are_protected_on_request() -> None:
-    """JAX and TensorFlow export values that must never change without the READ_ONLY flag."""
+def immutable_values(dtype: str) -> list[Any]:
     import jax
     import tensorflow as tf
 
-    for x in (jax.numpy.ones(4), tf.ones(4)):
-        shared = dlbridge.to_torch(x)
-        assert shared.data_ptr() == dlbridge.from_dlpack(x).data_ptr
-        refused("readonly", dlbridge.to_torch, x, immutable="respect")
-        assert not dlbridge.to_numpy(x, immutable="respect").flags.writeable
+    return [jax.numpy.ones(4, dtype), tf.ones(4, dtype)]
+
+
+def flags_of(capsule: object) -> int:
+    consumer = faults.Consumer(capsule)
+    consumer.release()
+    return consumer.flags
+
+
+# The policies are those of C and, while a log of receipts is open, of Python.
+WAYS = {"C": nullcontext, "Python": dlbridge.receipts}
+
+
+@pytest.mark.fact(16)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_immutable_values_are_read_only_for_whoever_can_protect_them(dtype: str, way: str) -> None:
+    """JAX and TensorFlow export values that must never change without the READ_ONLY flag."""
+    for x in immutable_values(dtype):
+        with WAYS[way]():
+            tensor, array = dlbridge.from_dlpack(x), dlbridge.to_numpy(x)
+            others = [dlbridge.to_numpy(tensor), dlbridge.to_numpy(tensor[1:])]
+        assert tensor.readonly
+        assert not any(each.flags.writeable for each in (array, *others))
+        assert array.ctypes.data == tensor.data_ptr
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 2
+        refused("readonly", tensor.__setitem__, 0, 2)
+        assert memoryview(tensor.view("uint8")).readonly
+        capsule = tensor.__dlpack__(max_version=(1, 0))
+        assert flags_of(capsule) == faults.READ_ONLY
+        assert flags_of(tensor.__dlpack__()) == 0  # a legacy one has none
+
+
+@pytest.mark.fact(16)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_policy_decides_where_immutable_values_cannot_be_protected(
+    dtype: str, way: str
+) -> None:
+    """PyTorch protects no memory."""
+    for x in immutable_values(dtype):
+        tensor = dlbridge.from_dlpack(x)
+        for source in (x, tensor, tensor[:], tensor.reshape(2, 2), tensor.view("uint8")):
+            with WAYS[way]():
+                assert dlbridge.to_torch(source).data_ptr() == tensor.data_ptr
+                refused("readonly", dlbridge.to_torch, source, immutable="respect")
+                shared = dlbridge.to_torch(source, immutable="respect", readonly="share")
+                copied = dlbridge.to_torch(source, immutable="copy")
+            assert shared.data_ptr() == tensor.data_ptr
+            assert copied.data_ptr() != tensor.data_ptr
+            with pytest.raises(dlbridge.ExchangeError, match=r"copy=False .*readonly"):
+                dlbridge.to_torch(source, immutable="copy", copy=False)
+        refused("readonly", dlbridge.to_torch, tensor.broadcast_to((2, 4)))  # as of any memory
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_copies_of_immutable_values_may_be_written(way: str) -> None:
+    for x in immutable_values("float32"):
+        for policy in ({"immutable": "copy"}, {"copy": True}):
+            with WAYS[way]():
+                array = dlbridge.to_numpy(x, **policy)
+            array[...] = 2
+            assert dlbridge.to_numpy(x).tolist() == [1] * 4
+        assert dlbridge.explain(x, "numpy", immutable="copy").why == "readonly"
+    x = filled((4,), "float32")  # NumPy's values may change
+    assert dlbridge.to_numpy(dlbridge.from_dlpack(x), immutable="copy").ctypes.data == x.ctypes.data
+
+
+def test_immutable_values_are_protected_in_trees() -> None:
+    for x in immutable_values("float32"):
+        tree = dlbridge.convert_tree({"x": [x]}, "numpy")
+        assert not tree["x"][0].flags.writeable
+        tree = dlbridge.convert_tree({"x": [x]}, "numpy", immutable="copy")
+        assert tree["x"][0].flags.writeable
 
 
 @pytest.mark.fact(20)

@@ -133,7 +133,9 @@ def test_read_only_memory_is_protected() -> None:
 
 def test_immutable() -> None:
     x = tf.ones(4)
-    assert not to_numpy(x, immutable="respect").flags.writeable
+    for policy in ("share", "respect"):
+        assert not to_numpy(x, immutable=policy).flags.writeable
+    assert to_numpy(x, immutable="copy").flags.writeable
     refused("readonly", to_torch, x, immutable="respect")
     assert to_torch(x).data_ptr() == read("tensorflow", x)[1]
 

@@ -10,7 +10,7 @@ def policies(x: torch.Tensor) -> None:
     dlbridge.to_torch(x, copy="never")  # refused
     dlbridge.to_torch(x, readonly="shared")  # refused
     dlbridge.to_jax(x, grad="keep")  # refused
-    dlbridge.to_numpy(x, immutable="copy")  # refused
+    dlbridge.to_numpy(x, immutable="refuse")  # refused
     dlbridge.to_numpy(x, layout="C")  # refused
     dlbridge.to_jax(x, narrow=True)  # refused
     dlbridge.to_torch(x, read_only="share")  # refused

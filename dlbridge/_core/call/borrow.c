@@ -45,7 +45,7 @@ void dlb_borrow_tensor(dlb_frame *frame, int index, const dlb_tensor *tensor) {
         return;
     }
     frame->tensors[index] = tensor->dl;
-    frame->flags[index] = tensor->flags;
+    frame->flags[index] = tensor->flags & DLB_KNOWN_FLAGS;
     frame->accesses[index] = tensor->buffer->access;
     frame->watched |= (uint32_t)(tensor->buffer->access != NULL) << index;
 }

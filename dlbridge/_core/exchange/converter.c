@@ -139,8 +139,14 @@ static PyMethodDef limits_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *limits_protects(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(((limits_object *)self)->limits.protects_readonly);
+}
+
 static PyGetSetDef limits_attributes[] = {
     {"name", limits_name, NULL, "The consumer's name.", NULL},
+    {"protects_readonly", limits_protects, NULL,
+     "Whether memory marked read-only is not written through it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -338,11 +344,11 @@ typedef struct {
     bool shares;     /* copy=False */
     bool on_cpu;     /* device="cpu" */
     bool names_own;  /* a device object of a framework */
-    bool is_contiguous, respects_immutable, detaches;
-    enum { RESPECT, SHARE, COPY } readonly;
+    bool is_contiguous, detaches;
+    enum { RESPECT, SHARE, COPY } readonly, immutable;
 } policy;
 
-static const policy no_policy = {.is_default = true};
+static const policy no_policy = {.is_default = true, .immutable = SHARE};
 
 static bool is_word(PyObject *value, const char *word) {
     return PyUnicode_CheckExact(value) &&
@@ -363,8 +369,10 @@ static bool read_readonly(PyObject *value, policy *out) {
 }
 
 static bool read_immutable(PyObject *value, policy *out) {
-    out->respects_immutable = is_word(value, "respect");
-    return out->respects_immutable || is_word(value, "share");
+    out->immutable = is_word(value, "copy")      ? COPY
+                     : is_word(value, "respect") ? RESPECT
+                                                 : SHARE;
+    return out->immutable != SHARE || is_word(value, "share");
 }
 
 /* Tensors of other frameworks than torch that require a gradient are left to Python. */
@@ -440,7 +448,7 @@ static int find_policy(PyObject *name, int known) {
 /* False: Python decides, or raises the error. */
 static bool read_policy(PyObject *const *values, PyObject *names, int known,
                         policy *out) {
-    *out = (policy){.is_default = false};
+    *out = (policy){.is_default = false, .immutable = SHARE};
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
         int at = find_policy(PyTuple_GET_ITEM(names, i), known);
         if (at == known || !policies[at].read(values[i], out))
@@ -449,9 +457,22 @@ static bool read_policy(PyObject *const *values, PyObject *names, int known,
     return true;
 }
 
+/* What the policy makes of memory that never changes: read-only like any other; or
+ * shared, and writable where the consumer would not protect it. True: a copy. */
+static bool settle_immutable(const route *along, const policy *with, dlb_view *view) {
+    if (!(view->flags & DLB_IMMUTABLE))
+        return false;
+    if (with->immutable == RESPECT)
+        view->flags &= ~DLB_IMMUTABLE;
+    else if (!along->limits.protects_readonly)
+        view->flags &= ~(DLPACK_FLAG_BITMASK_READ_ONLY | DLB_IMMUTABLE);
+    return with->immutable == COPY;
+}
+
 /* The decision of `fit` in exchange/exchange.py about a tensor in CPU memory: 0, the
  * view as it is; 1, a copy; -1, Python decides. */
-static int choose(const route *along, const policy *with, dlb_view *view) {
+static int choose(const route *along, const policy *with, bool is_wanted,
+                  dlb_view *view) {
     const uint64_t readonly = DLPACK_FLAG_BITMASK_READ_ONLY,
                    padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
     const char *reason = find_refusal(along, view);
@@ -461,7 +482,7 @@ static int choose(const route *along, const policy *with, dlb_view *view) {
     if ((along->kind >= TO_ARRAY && dlb_element_count(&view->dl) == 0) ||
         (is_copied && with->shares))
         return -1;
-    bool copies = (with->copies && !is_copied) ||
+    bool copies = ((with->copies || is_wanted) && !is_copied) ||
                   (with->is_contiguous && !dlb_is_row_major(&view->dl));
     if (reason != NULL && strcmp(reason, "readonly") == 0) {
         view->flags &= ~readonly;
@@ -494,12 +515,9 @@ static bool returns_own(const policy *with) {
     return !with->copies && !with->on_cpu && !with->is_contiguous;
 }
 
-/* Policies about Tensors, about objects whose values are immutable, and about one of
- * several devices of the CPU. */
-static bool is_for_python(const route *along, PyObject *x, const policy *with) {
-    bool is_mutable = dlb_is_numpy(x) || dlb_is_tensor(x);
-    return along->kind == TO_TENSOR || (with->respects_immutable && !is_mutable) ||
-           (with->names_own && along->kind == TO_PLACED);
+/* Policies about Tensors, and about one of several devices of the CPU. */
+static bool is_for_python(const route *along, const policy *with) {
+    return along->kind == TO_TENSOR || (with->names_own && along->kind == TO_PLACED);
 }
 
 /* A result, NULL with an error, or NULL without one: declined. */
@@ -510,10 +528,11 @@ static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
         return NULL;
     if (Py_TYPE(x) == along->own_type && !dlb_is_recorded() && returns_own(with))
         return Py_NewRef(x);
-    if (!with->is_default && is_for_python(along, x, with))
+    if (!with->is_default && is_for_python(along, with))
         return NULL;
     if (dlb_take_for(call, with->detaches, x, &view) != 0)
         return NULL;
+    bool is_wanted = settle_immutable(along, with, &view);
     const uint64_t flags =
         view.flags; /* `choose` shares what is read-only without it */
     PyObject *result = NULL;
@@ -526,7 +545,7 @@ static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
             dlb_clear_error(); /* as below */
         return result;
     }
-    int copies = choose(along, with, &view);
+    int copies = choose(along, with, is_wanted, &view);
     if (copies < 0) {
         dlb_buffer_drop(view.buffer);
         return NULL;

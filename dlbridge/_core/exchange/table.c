@@ -30,14 +30,16 @@ static int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out,
 
 /* A borrowed DLTensor has no flags, and the one known consumer of managed tensors from
  * a table, tvm-ffi, drops them: read-only memory would come back writable. It is
- * refused in both. */
+ * refused in both; of values that never change nobody says here how to take them, so
+ * that they are shared as by default. */
 static int expect_writable_tensor(void *object) {
     if (!dlb_is_tensor(object)) {
         PyErr_Format(PyExc_TypeError, "expected a dlbridge Tensor, got %s",
                      Py_TYPE((PyObject *)object)->tp_name);
         return -1;
     }
-    if (((dlb_tensor *)object)->flags & DLPACK_FLAG_BITMASK_READ_ONLY) {
+    uint64_t flags = ((dlb_tensor *)object)->flags;
+    if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !(flags & DLB_IMMUTABLE)) {
         dlb_refuse("readonly",
                    "exchange table: its consumers do not keep memory read-only; pass a "
                    "copy, or convert with readonly=\"share\"");

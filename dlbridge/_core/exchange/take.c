@@ -356,7 +356,7 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
         return has_streams && lend != Py_None ? take_by_lending(x, lend, view)
                                               : DLB_DECLINED;
     }
-    view->flags |= PyLong_AsUnsignedLong(PyTuple_GET_ITEM(payload, 4));
+    view->flags |= PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(payload, 4));
     return 0;
 }
 
@@ -580,7 +580,7 @@ static int take_jax_buffer(PyObject *x, dlb_view *view) {
     }
     if (in.strides == NULL)
         dlb_row_major_strides(in.ndim, view->dl.shape, view->scratch);
-    view->flags = 0; /* immutable, not read-only: policies tell the two apart */
+    view->flags = 0;
     view->buffer = dlb_buffer_of_pybuffer(&in);
     return view->buffer ? 0 : -1;
 }
@@ -588,7 +588,7 @@ static int take_jax_buffer(PyObject *x, dlb_view *view) {
 /* `dtypes` has (code, bits, lanes) of each dtype that has no buffer format, or None
  * where the Python path decides; only an Array on one of the accepted devices has
  * memory that the host may read, others are lent. */
-static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
+static int take_jax_array(PyObject *x, PyObject *payload, dlb_view *view) {
     static PyObject *dtype_name;
     if (dtype_name == NULL &&
         (dtype_name = PyUnicode_InternFromString("dtype")) == NULL)
@@ -616,6 +616,14 @@ static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
     int status =
         dlb_parse_dtype(dtype, &kind) < 0 ? -1 : dlb_take_numpy_as(array, kind, view);
     Py_DECREF(array);
+    return status;
+}
+
+/* What JAX itself says of its memory depends on its version. */
+static int take_jax(PyObject *x, PyObject *payload, dlb_view *view) {
+    int status = take_jax_array(x, payload, view);
+    if (status == 0)
+        view->flags |= DLPACK_FLAG_BITMASK_READ_ONLY | DLB_IMMUTABLE;
     return status;
 }
 

@@ -82,7 +82,7 @@ const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
         return "ndim";
     if (tensor->ndim > 0 && tensor->shape == NULL)
         return "null_shape";
-    if (flags & ~(uint64_t)DLB_KNOWN_FLAGS)
+    if (flags & ~(DLB_KNOWN_FLAGS | DLB_IMMUTABLE))
         return "flags";
     uint64_t start;
     if (__builtin_add_overflow((uint64_t)(uintptr_t)tensor->data, tensor->byte_offset,

@@ -14,6 +14,8 @@
  * it. */
 static const char *normalise(dlb_view *view) {
     DLTensor *dl = &view->dl;
+    if (view->flags & DLB_IMMUTABLE) /* which no producer knows */
+        return "flags";
     const char *reason = dlb_layout_check(dl, view->flags);
     if (reason != NULL)
         return reason;
@@ -163,7 +165,7 @@ DLManagedTensorVersioned *dlb_export_managed(dlb_view *view, uint64_t flags) {
         (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     export->versioned.manager_ctx = export;
     export->versioned.deleter = delete_versioned;
-    export->versioned.flags = flags;
+    export->versioned.flags = flags & DLB_KNOWN_FLAGS;
     return &export->versioned;
 }
 
@@ -293,7 +295,8 @@ static PyObject *export_tensor(dlb_tensor *tensor, bool versioned, uint64_t flag
                                bool force_readonly, const DLDevice *as, dlb_stream to,
                                dlb_stream worker) {
     uint64_t all = (tensor->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED) | flags;
-    if (!versioned && (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !force_readonly)
+    bool is_said = (all & DLPACK_FLAG_BITMASK_READ_ONLY) && !(all & DLB_IMMUTABLE);
+    if (!versioned && is_said && !force_readonly)
         return dlb_refuse(
             "readonly",
             "__dlpack__: a legacy capsule cannot say that the memory is "

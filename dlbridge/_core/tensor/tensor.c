@@ -170,6 +170,8 @@ static PyObject *tensor_subview(PyObject *self, PyObject *args, PyObject *kwargs
     view.dl.ndim = ndim;
     view.dl.shape = dims;
     view.dl.strides = view.scratch;
+    if ((set_flags | clear_flags) & DLPACK_FLAG_BITMASK_READ_ONLY)
+        view.flags &= ~DLB_IMMUTABLE; /* it is said, one way or the other */
     view.flags = (view.flags | set_flags) & ~clear_flags;
     dlb_advance(&view.dl, byte_offset);
     const char *reason = dlb_layout_check(&view.dl, view.flags);
@@ -480,6 +482,10 @@ static PyObject *get_data_ptr(PyObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromVoidPtr(as_tensor(self)->dl.data);
 }
 
+static PyObject *get_is_immutable(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong((as_tensor(self)->flags & DLB_IMMUTABLE) != 0);
+}
+
 static PyObject *get_readonly(PyObject *self, void *Py_UNUSED(closure)) {
     return PyBool_FromLong(as_tensor(self)->flags & DLPACK_FLAG_BITMASK_READ_ONLY);
 }
@@ -489,7 +495,7 @@ static PyObject *get_is_contiguous(PyObject *self, void *Py_UNUSED(closure)) {
 }
 
 static PyObject *get_flags(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyLong_FromUnsignedLongLong(as_tensor(self)->flags);
+    return PyLong_FromUnsignedLongLong(as_tensor(self)->flags & DLB_KNOWN_FLAGS);
 }
 
 static PyObject *get_version(PyObject *self, void *Py_UNUSED(closure)) {
@@ -531,6 +537,7 @@ static PyGetSetDef tensor_attributes[] = {
     {"readonly", get_readonly, NULL, "Whether the memory must not be written.", NULL},
     {"is_contiguous", get_is_contiguous, NULL,
      "Whether the layout is compact row-major.", NULL},
+    {"_is_immutable", get_is_immutable, NULL, "Whether DLB_IMMUTABLE is set.", NULL},
     {"flags", get_flags, NULL, "The bits of DLManagedTensorVersioned.flags.", NULL},
     {"version", get_version, NULL, "DLPack version (major, minor) it came in with.",
      NULL},

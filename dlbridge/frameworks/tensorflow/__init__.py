@@ -16,9 +16,10 @@ from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.signals import is_from_handler
-from dlbridge.tensor.values import as_array
+from dlbridge.tensor.values import IMMUTABLE, READ_ONLY, as_array
 
 _CPU = 1
+_FLAGS = READ_ONLY | IMMUTABLE
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
     *((2, bits, 1) for bits in (16, 32, 64)),
@@ -167,7 +168,7 @@ class TensorFlow(Framework):
         export = _export_function()
         if export is None or cls is not self.array_type():
             return None
-        return "capsule", (export, "_datatype_enum", _EXPORTED_NUMBERS, -1, 0, None)
+        return "capsule", (export, "_datatype_enum", _EXPORTED_NUMBERS, -1, _FLAGS, None)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an eager tensor; of a variable, its value now."""
