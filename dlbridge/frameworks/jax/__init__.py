@@ -79,9 +79,9 @@ class Jax(Framework):
         ),
         Quirk(
             16,
-            "all",
+            "0.10, 0.11",
             "exports immutable memory unmarked",
-            'immutable="respect" marks it',
+            "taken as read-only",
             "Never write to an exported array",
         ),
         Quirk(

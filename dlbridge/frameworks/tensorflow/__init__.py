@@ -97,9 +97,9 @@ class TensorFlow(Framework):
         ),
         Quirk(
             16,
-            "all",
+            "2.21",
             "exports immutable memory unmarked",
-            'immutable="respect" marks it',
+            "taken as read-only",
             "Never write to an exported tensor",
         ),
         Quirk(
