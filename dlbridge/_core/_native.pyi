@@ -215,6 +215,7 @@ class Converter(Generic[_Array]):
         /,
         *extra: object,
         streams: Callable[[int], tuple[Any, ...] | None] | None = None,
+        wider: tuple[Limits, object, str] | None = None,
     ) -> None:
         """Open the C path. kind "table": consumer is a `dlpack_exchange_api` capsule; "capsule":
         consumer(legacy_capsule, *extra); "placed": the same, where the consumer has several CPU
@@ -223,7 +224,9 @@ class Converter(Generic[_Array]):
         Objects of exactly `own_type` are returned as they are. `streams(device)` is asked before
         CUDA memory goes to a consumer that Python calls: (stream, worker, *extra), the stream to
         make it ready for, the one that the consumer's kernels use, and what replaces `extra`; ()
-        for "object"; None leaves this tensor to Python."""
+        for "object"; None leaves this tensor to Python. `wider` is (limits, object, attribute):
+        the limits that hold instead while the attribute of the object is true, which is asked at
+        each tensor of a dtype that `limits` lack."""
     def close(self) -> None: ...
 
 @final

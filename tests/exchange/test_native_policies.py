@@ -150,6 +150,54 @@ def test_a_policy_on_immutable_values_needs_no_python(
     assert python_calls(lambda: dlbridge.to_numpy(x, immutable=policy)) == []
 
 
+WIDE = ["int64", "uint64", "float64", "complex128"]
+
+
+@pytest.mark.parametrize("source", ["numpy", "torch", "tensorflow", "dlbridge"])
+@pytest.mark.parametrize("dtype", WIDE)
+def test_wide_dtypes_go_to_jax_without_python_while_x64_is_on(
+    framework: Any, source: str, dtype: str
+) -> None:
+    jax = framework("jax")
+    if source != "dlbridge":
+        framework(source)
+    x = dlbridge.convert(arrange(64, 0).view(dtype), source)
+    for policy in ({}, {"copy": True}, {"copy": False}):
+        with jax.enable_x64(True):
+            dlbridge.to_jax(x, **policy)
+            assert python_calls(lambda: dlbridge.to_jax(x, **policy)) == []  # noqa: B023
+            made = dlbridge.to_jax(x, **policy)
+        assert made.dtype == dtype
+        assert np.asarray(made).tobytes() == np.asarray(x).tobytes()
+
+
+def test_a_misaligned_float64_goes_to_jax_without_python_while_x64_is_on(framework: Any) -> None:
+    jax = framework("jax")
+    x = arrange(64, 16).view("float64")
+    with jax.enable_x64(True):
+        dlbridge.to_jax(x)
+        assert python_calls(lambda: dlbridge.to_jax(x)) == []
+        with pytest.raises(dlbridge.ExchangeError, match=r"\[alignment\]$"):
+            dlbridge.to_jax(x, copy=False)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_conversion_to_jax_is_that_of_the_python_path_with_x64(
+    framework: Any, is_on: bool
+) -> None:
+    jax = framework("jax")
+
+    @given(arrays(), POLICIES)
+    def check(x: np.ndarray[Any, Any], policies: dict[str, Any]) -> None:
+        with jax.enable_x64(is_on):
+            for each in (x, dlbridge.from_dlpack(x)):
+                assert outcome(dlbridge.to_jax, each, **policies) == outcome(
+                    exchange.convert, each, "jax", **policies
+                )
+
+    check()
+
+
 def python_calls(call: Any) -> list[str]:
     """Return the files of dlbridge whose functions are called, and those of imports."""
     calls: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,65 @@ def test_wide_types_need_x64(dtype: str) -> None:
         assert y.unsafe_buffer_pointer() == x.ctypes.data
         assert from_dlpack(y).dtype == dtype
     assert to_numpy(y).dtype == dtype  # an array of its time stays what it is
+
+
+def test_x64_counts_as_it_is_at_the_call() -> None:
+    """In a block, in a block inside of it, and by the setting of the process."""
+    x = filled((4,), "float64")
+    before = jax.config.jax_enable_x64
+    try:
+        for is_on in (True, False, True):
+            jax.config.update("jax_enable_x64", is_on)
+            with jax.enable_x64(not is_on):
+                assert takes_wide(x) is not is_on
+                with jax.enable_x64(is_on):
+                    assert takes_wide(x) is is_on
+                assert takes_wide(x) is not is_on
+            assert takes_wide(x) is is_on
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def test_x64_of_one_thread_is_not_that_of_another() -> None:
+    x = filled((4,), "int64")
+    with ThreadPoolExecutor(1) as other:
+        with jax.enable_x64(True):
+            assert takes_wide(x)
+            assert not other.submit(takes_wide, x).result()
+        assert not takes_wide(x)
+
+        def within() -> bool:
+            with jax.enable_x64(True):
+                return takes_wide(x)
+
+        assert other.submit(within).result()
+        assert not takes_wide(x)
+
+
+def takes_wide(x: Any) -> bool:
+    """Return whether JAX is given memory of a 64-bit dtype now; it is shared, or refused."""
+    try:
+        made = to_jax(x)
+    except dlbridge.ExchangeError as error:
+        if error.reason != "dtype":
+            raise
+        return False
+    assert made.dtype == x.dtype
+    assert made.unsafe_buffer_pointer() == x.ctypes.data
+    return True
+
+
+def test_a_weakly_typed_wide_array_goes_out_and_back() -> None:
+    with jax.enable_x64(True):
+        x = jnp.asarray(1.5) * 2
+        assert x.weak_type
+        assert x.dtype == "float64"
+        tensor = from_dlpack(x)
+        assert (tensor.dtype, tensor.item()) == ("float64", 3.0)
+        assert to_jax(tensor).unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+        assert to_jax(x) is x
+    assert to_numpy(x) == 3.0
+    refused("dtype", to_jax, tensor)
 
 
 def test_layout_and_alignment() -> None:

@@ -183,6 +183,8 @@ typedef enum {
 typedef struct route {
     give_kind kind;
     dlb_limits limits;
+    dlb_limits wider; /* while the attribute `setting` of `settings` is true */
+    PyObject *settings, *setting; /* NULL: there are no wider limits */
     PyObject *needed_by;    /* alignment and layout hold once this module is imported */
     PyTypeObject *own_type; /* its objects are returned as they are */
     PyObject *consumer;
@@ -207,9 +209,22 @@ static inline const route *route_of(const converter *self) {
     return found != NULL ? found : &closed_route;
 }
 
+/* The limits that hold now, in this thread, as the view has a dtype that the narrower
+ * ones lack; those where the setting cannot be read, so that Python decides. */
+static const dlb_limits *limits_now(const route *along) {
+    PyObject *value = PyObject_GetAttr(along->settings, along->setting);
+    int is_on = value != NULL ? PyObject_IsTrue(value) : -1;
+    Py_XDECREF(value);
+    if (is_on < 0)
+        PyErr_Clear();
+    return is_on == 1 ? &along->wider : &along->limits;
+}
+
 /* Why the consumer cannot represent the view, or NULL. */
 static const char *find_refusal(const route *along, const dlb_view *view) {
     const char *reason = dlb_limits_refusal(&along->limits, &view->dl, view->flags);
+    if (reason != NULL && along->settings != NULL && strcmp(reason, "dtype") == 0)
+        reason = dlb_limits_refusal(limits_now(along), &view->dl, view->flags);
     if (reason == NULL || along->needed_by == NULL ||
         (strcmp(reason, "alignment") != 0 && strcmp(reason, "strides") != 0))
         return reason;
@@ -657,19 +672,37 @@ static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     return (PyObject *)self;
 }
 
-/* The keyword `streams`; NULL: it is not there, or None. False with an exception. */
-static bool read_streams(PyObject *kwargs, PyObject **streams) {
-    *streams = kwargs ? PyDict_GetItemString(kwargs, "streams") : NULL;
-    if (kwargs == NULL || (PyDict_GET_SIZE(kwargs) == 1 && *streams != NULL)) {
-        if (*streams == Py_None)
-            *streams = NULL;
-        return true;
+/* The keywords of `activate`, which follow any number of other arguments; those that
+ * are None become NULL. */
+typedef struct {
+    PyObject *streams, *settings, *setting;
+    limits_object *wider;
+} activation;
+
+static int read_keywords(PyObject *kwargs, activation *out) {
+    static char *names[] = {"streams", "wider", NULL};
+    PyObject *nothing = PyTuple_New(0), *wider = Py_None;
+    *out = (activation){.streams = Py_None};
+    int parsed =
+        nothing != NULL && PyArg_ParseTupleAndKeywords(nothing, kwargs, "|$OO:activate",
+                                                       names, &out->streams, &wider);
+    Py_XDECREF(nothing);
+    if (parsed && out->streams == Py_None)
+        out->streams = NULL;
+    if (!parsed || wider == Py_None)
+        return parsed ? 0 : -1;
+    if (!PyTuple_Check(wider)) {
+        PyErr_SetString(PyExc_TypeError, "activate: wider must be a tuple or None");
+        return -1;
     }
-    PyErr_SetString(PyExc_TypeError, "activate: the only keyword is streams");
-    return false;
+    return PyArg_ParseTuple(wider, "O!OU:activate", &dlb_LimitsType, &out->wider,
+                            &out->settings, &out->setting)
+               ? 0
+               : -1;
 }
 
-/* activate(kind, limits, consumer=None, own_type=None, *extra, streams=None) */
+/* activate(kind, limits, consumer=None, own_type=None, *extra, streams=None,
+ * wider=None) */
 static PyObject *converter_activate(PyObject *object, PyObject *args,
                                     PyObject *kwargs) {
     static const char *const kinds[] = {"closed", "tensor",  "numpy",
@@ -677,8 +710,9 @@ static PyObject *converter_activate(PyObject *object, PyObject *args,
                                         "array",  "copying", "object"};
     converter *self = (converter *)object;
     Py_ssize_t count = PyTuple_GET_SIZE(args);
-    PyObject *kind, *limits, *consumer = Py_None, *own_type = Py_None, *extra, *streams;
-    if (!read_streams(kwargs, &streams))
+    PyObject *kind, *limits, *consumer = Py_None, *own_type = Py_None, *extra;
+    activation keywords;
+    if (read_keywords(kwargs, &keywords) < 0)
         return NULL;
     PyObject *fixed = PyTuple_GetSlice(args, 0, count < 4 ? count : 4);
     int parsed =
@@ -715,8 +749,12 @@ static PyObject *converter_activate(PyObject *object, PyObject *args,
         .own_type = own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type),
         .consumer = Py_NewRef(consumer),
         .extra = extra,
-        .streams = Py_XNewRef(streams),
+        .streams = Py_XNewRef(keywords.streams),
+        .settings = Py_XNewRef(keywords.settings),
+        .setting = Py_XNewRef(keywords.setting),
     };
+    if (keywords.wider != NULL)
+        made->wider = keywords.wider->limits;
     DLB_BEGIN_EXCLUSIVE(object);
     made->before = self->routes;
     self->routes = made;
@@ -768,6 +806,8 @@ static void converter_dealloc(PyObject *object) {
         Py_DECREF(last->consumer);
         Py_DECREF(last->extra);
         Py_XDECREF(last->streams);
+        Py_XDECREF(last->settings);
+        Py_XDECREF(last->setting);
         PyMem_Free(last);
     }
     Py_TYPE(object)->tp_free(object);
@@ -791,7 +831,7 @@ static PyMethodDef converter_methods[] = {
     {"activate", (PyCFunction)(void (*)(void))converter_activate,
      METH_VARARGS | METH_KEYWORDS,
      "activate($self, kind, limits, consumer=None, own_type=None, /, "
-     "*extra, streams=None)\n--\n\nOpen the C path."},
+     "*extra, streams=None, wider=None)\n--\n\nOpen the C path."},
     {"close", converter_close, METH_NOARGS,
      "close($self, /)\n--\n\nClose the C path: everything goes through Python."},
     {NULL, NULL, 0, NULL},

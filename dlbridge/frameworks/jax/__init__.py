@@ -243,13 +243,16 @@ class Jax(Framework):
     def start(self, converter: native.Converter) -> None:
         functions = _jaxlib_functions()
         if functions is not None:
-            # 64-bit types are left to the Python path, which asks for the x64 setting each time.
             limits, kind = _limits(False), self.array_type()
+            # Asked at each 64-bit tensor: it may change at any time, and for one thread alone.
+            wider = (_limits(True), sys.modules["jax"].config, "jax_enable_x64")
             if _has_several_devices():
-                converter.activate("placed", limits, _import_by_default, kind)
+                converter.activate("placed", limits, _import_by_default, kind, wider=wider)
             else:
                 into, cpu = functions[1], _cpu()
-                converter.activate("capsule", limits, into, kind, cpu, None, streams=_streams)
+                converter.activate(
+                    "capsule", limits, into, kind, cpu, None, streams=_streams, wider=wider
+                )
 
     def place(self, policy: Policy) -> Any:
         wanted = policy.device
