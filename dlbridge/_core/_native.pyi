@@ -449,8 +449,8 @@ def take_object(
 def give_table(tensor: TensorBase, table: object, stream: int | None = None, /) -> object: ...
 def table_stream(table: object, device: tuple[int, int], /) -> int: ...
 def take_numpy(x: object, /) -> TensorBase | None:
-    """A Tensor over the memory of a NumPy array; None for all but plain arrays of NumPy's own
-    types."""
+    """A Tensor over the memory of a NumPy array; None for all but plain arrays of numbers that
+    DLPack has."""
 
 def give_numpy(tensor: TensorBase, descr: object = None, /) -> object: ...
 def allocate(
@@ -604,6 +604,7 @@ def set_hooks(
     is_from_handler: Callable[[BaseException], bool] | None = None,
     receipt_logs: ContextVar[tuple[Any, ...]] | None = None,
     exported: Callable[[Any, Exception, str], object] | None = None,
+    numpy_fields: Callable[[Any], tuple[int, int, int] | None] | None = None,
 ) -> None: ...
 
 # ---- CUDA: streams are numbers as in __dlpack__, and -1 is none ----

@@ -15,13 +15,17 @@
 
 static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
                            PyObject *kwargs) {
-    static char *names[] = {"tensor_type",  "make_dtype",       "make_device",
-                            "classify",     "slow_from_dlpack", "slow_convert",
-                            "refusal",      "numpy_descr",      "converters",
-                            "cuda_failure", "slow_empty",       "slow_zeros",
-                            "slow_ones",    "slow_full",        "slow_equal",
-                            "slow_copied",  "slow_stream",      "is_from_handler",
-                            "receipt_logs", "exported",         NULL};
+    static char *names[] = {"tensor_type",      "make_dtype",
+                            "make_device",      "classify",
+                            "slow_from_dlpack", "slow_convert",
+                            "refusal",          "numpy_descr",
+                            "converters",       "cuda_failure",
+                            "slow_empty",       "slow_zeros",
+                            "slow_ones",        "slow_full",
+                            "slow_equal",       "slow_copied",
+                            "slow_stream",      "is_from_handler",
+                            "receipt_logs",     "exported",
+                            "numpy_fields",     NULL};
     PyObject **targets[] = {
         &dlb.make_dtype,       &dlb.make_device,     &dlb.classify,
         &dlb.slow_from_dlpack, &dlb.slow_convert,    &dlb.refusal,
@@ -29,15 +33,15 @@ static PyObject *set_hooks(PyObject *Py_UNUSED(module), PyObject *args,
         &dlb.slow_empty,       &dlb.slow_zeros,      &dlb.slow_ones,
         &dlb.slow_full,        &dlb.slow_equal,      &dlb.slow_copied,
         &dlb.slow_stream,      &dlb.is_from_handler, &dlb.receipt_logs,
-        &dlb.exported};
+        &dlb.exported,         &dlb.numpy_fields};
     enum { HOOKS = sizeof targets / sizeof *targets };
     PyObject *type = NULL, *values[HOOKS] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$O!OOOOOOOOOOOOOOOOOOO:set_hooks", names, &PyType_Type,
+            args, kwargs, "|$O!OOOOOOOOOOOOOOOOOOOO:set_hooks", names, &PyType_Type,
             &type, &values[0], &values[1], &values[2], &values[3], &values[4],
             &values[5], &values[6], &values[7], &values[8], &values[9], &values[10],
             &values[11], &values[12], &values[13], &values[14], &values[15],
-            &values[16], &values[17], &values[18]))
+            &values[16], &values[17], &values[18], &values[19]))
         return NULL;
     if (type != NULL) {
         if (!PyType_IsSubtype((PyTypeObject *)type, &dlb_TensorType))
@@ -198,7 +202,8 @@ static PyMethodDef methods[] = {
      "numpy_descr=None, converters=None, cuda_failure=None, "
      "slow_empty=None, slow_zeros=None, slow_ones=None, slow_full=None, "
      "slow_equal=None, slow_copied=None, slow_stream=None, "
-     "is_from_handler=None, receipt_logs=None, exported=None)\n--\n\nConnect the "
+     "is_from_handler=None, receipt_logs=None, exported=None, "
+     "numpy_fields=None)\n--\n\nConnect the "
      "Python "
      "package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,

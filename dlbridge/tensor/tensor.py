@@ -467,4 +467,5 @@ native.set_hooks(
     make_device=make_device,
     refusal=ExchangeError,
     numpy_descr=values.numpy_dtype,
+    numpy_fields=values.numpy_fields,
 )

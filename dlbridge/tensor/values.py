@@ -15,7 +15,7 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES, HOST_TYPES, DeviceType
-from dlbridge.dtype import DType, as_dtype, make_dtype
+from dlbridge.dtype import DType, as_dtype, make_dtype, read_numpy
 from dlbridge.errors import (
     AllocationError,
     DLBridgeError,
@@ -49,6 +49,14 @@ def numpy_dtype(code: int, bits: int, lanes: int = 1) -> np.dtype[Any] | None:
     """Return the NumPy or ml_dtypes dtype of one element, or None when there is none."""
     try:
         return make_dtype(code, bits, lanes).numpy
+    except DLBridgeError:
+        return None
+
+
+def numpy_fields(dtype: np.dtype[Any]) -> tuple[int, int, int] | None:
+    """Return code, bits and lanes of the dtype of an array, or None where DLPack has none."""
+    try:
+        return read_numpy(dtype)
     except DLBridgeError:
         return None
 

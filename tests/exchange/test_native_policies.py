@@ -198,6 +198,59 @@ def test_a_conversion_to_jax_is_that_of_the_python_path_with_x64(
     check()
 
 
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu", "int4", "float4_e2m1fn"]
+)
+def test_arrays_of_ml_dtypes_are_taken_without_python(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    if not hasattr(ml_dtypes, name):
+        pytest.skip(f"this ml_dtypes has no {name}")
+    plain = (arrange(24, 2) % 2).astype(getattr(ml_dtypes, name)).reshape(2, 3, 4)
+    readonly = plain.copy()
+    readonly.flags.writeable = False
+    empty, scalar = plain[:0], plain[1, 2, 3, ...]
+    for x in (plain, plain.T, plain[::-1, :, ::2], empty, scalar, readonly):
+        dlbridge.from_dlpack(x)
+        assert python_calls(lambda: dlbridge.from_dlpack(x)) == []  # noqa: B023
+        tensor = dlbridge.from_dlpack(x)
+        assert (tensor.dtype, tensor.shape) == (name, x.shape)
+        assert tensor.data_ptr == x.ctypes.data
+        assert tensor.readonly is not x.flags.writeable
+        steps = tuple(step // x.itemsize for step in x.strides)
+        assert not x.size or tensor.strides == steps
+        back = dlbridge.to_numpy(tensor)
+        assert back.dtype == x.dtype
+        assert back.tobytes() == x.tobytes()
+
+
+def test_a_structured_or_swapped_array_is_still_for_python() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    fields = np.zeros(3, [("x", ml_dtypes.bfloat16), ("y", ml_dtypes.bfloat16)])
+    with pytest.raises(dlbridge.DLBridgeError, match="one by one"):
+        dlbridge.from_dlpack(fields)
+    of_field = dlbridge.from_dlpack(fields["y"])
+    assert (of_field.strides, of_field.data_ptr) == ((2,), fields.ctypes.data + 2)
+    packed = np.zeros(3, [("x", "u1"), ("y", ml_dtypes.bfloat16)])
+    with pytest.raises(dlbridge.ExchangeError, match=r"\[strides\]$"):
+        dlbridge.as_tensor(packed["y"], copy=False)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2"])
+@pytest.mark.parametrize("target", ["torch", "jax"])
+def test_arrays_of_ml_dtypes_go_to_frameworks_without_python(
+    framework: Any, target: str, name: str
+) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    framework(target)
+    for offset in (0, 16):
+        x = (arrange(64, offset) % 60).view(getattr(ml_dtypes, name))
+        dlbridge.convert(x, target)
+        assert python_calls(lambda: dlbridge.convert(x, target)) == []  # noqa: B023
+        made = dlbridge.convert(x, target)
+        assert dlbridge.to_numpy(made).tobytes() == x.tobytes()
+        assert dlbridge.from_dlpack(made).dtype == name
+
+
 def python_calls(call: Any) -> list[str]:
     """Return the files of dlbridge whose functions are called, and those of imports."""
     calls: list[str] = []

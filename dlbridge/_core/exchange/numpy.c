@@ -82,9 +82,73 @@ dlb_buffer *dlb_buffer_of_array(PyObject *keeper, PyObject *array) {
     return buffer;
 }
 
-int dlb_take_numpy(PyObject *x, dlb_view *view) {
-    if (dlb_borrow_numpy(x, &view->dl, &view->flags, view->scratch, DLB_MAX_NDIM) != 0)
+static int view_array(PyArrayObject *array, DLDataType dtype, uint64_t flags,
+                      dlb_view *view) {
+    int ndim = PyArray_NDIM(array);
+    npy_intp itemsize = PyArray_ITEMSIZE(array);
+    if (ndim > DLB_MAX_NDIM || 8 * itemsize != dlb_element_bits(dtype, flags))
         return DLB_DECLINED;
+    *view = (dlb_view){.dl = {.data = PyArray_DATA(array),
+                              .device = {kDLCPU, 0},
+                              .ndim = ndim,
+                              .dtype = dtype,
+                              .shape = (int64_t *)PyArray_DIMS(array)},
+                       .flags = flags};
+    view->dl.strides = view->scratch;
+    for (int i = 0; i < ndim; i++) {
+        if (PyArray_STRIDE(array, i) % itemsize != 0)
+            return DLB_DECLINED;
+        view->scratch[i] = PyArray_STRIDE(array, i) / itemsize;
+    }
+    return 0;
+}
+
+/* DLPack's dtypes by the numbers that NumPy gave to types of other packages, for good;
+ * of no bits: not known. Of one word, so that they are read without a lock. */
+enum { REGISTERED = 64 };
+static _Atomic(DLDataType) registered_types[REGISTERED];
+
+/* DLB_DECLINED for a type that DLPack does not have. */
+static int find_registered_type(PyArray_Descr *descr, DLDataType *dtype) {
+    unsigned index = (unsigned)descr->type_num - NPY_USERDEF;
+    if (index >= REGISTERED || dlb.numpy_fields == NULL)
+        return DLB_DECLINED;
+    *dtype = atomic_load_explicit(&registered_types[index], memory_order_relaxed);
+    if (dtype->bits != 0)
+        return 0;
+    PyObject *fields = PyObject_CallOneArg(dlb.numpy_fields, (PyObject *)descr);
+    int status = fields == NULL ? -1 : fields == Py_None ? DLB_DECLINED : 0;
+    if (status == 0)
+        status = dlb_parse_dtype(fields, dtype);
+    if (status == 0)
+        atomic_store_explicit(&registered_types[index], *dtype, memory_order_relaxed);
+    Py_XDECREF(fields);
+    return status;
+}
+
+/* Those narrower than a byte have one each. */
+static int view_registered(PyObject *x, dlb_view *view) {
+    PyArrayObject *array = (PyArrayObject *)x;
+    if (!PyArray_CheckExact(x) || PyArray_ISBYTESWAPPED(array))
+        return DLB_DECLINED;
+    DLDataType dtype;
+    int status = find_registered_type(PyArray_DESCR(array), &dtype);
+    if (status != 0)
+        return status;
+    uint64_t flags =
+        dtype.bits < 8 ? (uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED : 0;
+    if (!PyArray_ISWRITEABLE(array))
+        flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
+    return view_array(array, dtype, flags, view);
+}
+
+int dlb_take_numpy(PyObject *x, dlb_view *view) {
+    int status =
+        dlb_borrow_numpy(x, &view->dl, &view->flags, view->scratch, DLB_MAX_NDIM);
+    if (status != 0)
+        status = view_registered(x, view);
+    if (status != 0)
+        return status;
     view->borrowed = (dlb_stream_id){0};
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view->buffer = dlb_buffer_of_array(x, x);
@@ -92,25 +156,11 @@ int dlb_take_numpy(PyObject *x, dlb_view *view) {
 }
 
 int dlb_take_numpy_as(PyObject *x, DLDataType dtype, dlb_view *view) {
-    if (!PyArray_CheckExact(x))
-        return DLB_DECLINED;
-    PyArrayObject *array = (PyArrayObject *)x;
-    int ndim = PyArray_NDIM(array);
-    npy_intp itemsize = PyArray_ITEMSIZE(array);
-    if (ndim > DLB_MAX_NDIM || 8 * itemsize != (npy_intp)dtype.bits * dtype.lanes)
-        return DLB_DECLINED;
-    *view = (dlb_view){.dl = {.data = PyArray_DATA(array),
-                              .device = {kDLCPU, 0},
-                              .ndim = ndim,
-                              .dtype = dtype,
-                              .shape = (int64_t *)PyArray_DIMS(array)},
-                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
-    view->dl.strides = view->scratch;
-    for (int i = 0; i < ndim; i++) {
-        if (PyArray_STRIDE(array, i) % itemsize != 0)
-            return DLB_DECLINED;
-        view->scratch[i] = PyArray_STRIDE(array, i) / itemsize;
-    }
+    int status = PyArray_CheckExact(x) ? view_array((PyArrayObject *)x, dtype, 0, view)
+                                       : DLB_DECLINED;
+    if (status != 0)
+        return status;
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view->buffer = dlb_buffer_of_object(x);
     return view->buffer ? 0 : -1;
 }
@@ -690,7 +740,7 @@ PyMethodDef dlb_numpy_functions[] = {
      "in this context, or NumPy's own; whether it was ours."},
     {"take_numpy", take_numpy, METH_O,
      "take_numpy($module, x, /)\n--\n\nA Tensor over the memory of a NumPy array; None "
-     "for all but plain arrays of NumPy's own types."},
+     "for all but plain arrays of numbers that DLPack has."},
     {"give_numpy", give_numpy, METH_VARARGS,
      "give_numpy($module, tensor, descr=None, /)\n--\n\nA NumPy array over the "
      "Tensor's memory."},

@@ -18,8 +18,8 @@
 typedef struct {
     PyTypeObject *tensor_type;
     PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
-        *refusal, *numpy_descr, *converters, *cuda_failure, *slow_empty, *slow_zeros,
-        *slow_ones, *slow_full, *slow_equal, *slow_copied, *slow_stream,
+        *refusal, *numpy_descr, *numpy_fields, *converters, *cuda_failure, *slow_empty,
+        *slow_zeros, *slow_ones, *slow_full, *slow_equal, *slow_copied, *slow_stream,
         *is_from_handler, *receipt_logs, *exported;
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
     _Atomic long watchers;               /* receipt logs that are open in any thread */
