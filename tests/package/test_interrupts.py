@@ -184,13 +184,13 @@ def test_the_end_of_what_a_run_waits_for(by: str) -> None:
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_the_grad_modes_of_a_nested_transform(by: str, framework: Any) -> None:
     torch = framework("torch")
-    from dlbridge.frameworks.torch.operators import _grad_modes
+    from dlbridge.frameworks.torch.operators import grad_modes
 
     def modes() -> object:
         return torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
 
     assert modes() == (True, True)
-    check(lambda: _grad_modes(False, False), modes, by)
+    check(lambda: grad_modes(False, False), modes, by)
 
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
@@ -222,7 +222,7 @@ MANAGERS = {
     "exchange/trees.py": {"_inside": "its state ends with the walk"},
     "frameworks/torch/internals.py": {"_switched": "", "_cuda_autocast": ""},
     "frameworks/torch/modules.py": {"_seeded": "a lock, and what torch itself restores"},
-    "frameworks/torch/operators.py": {"_grad_modes": ""},
+    "frameworks/torch/operators.py": {"grad_modes": ""},
     "graph/core/default_graph.py": {"name_scope": ""},
     "graph/core/scopes.py": {"Block": "", "DefaultBlock": ""},
     "graph/distributed/server.py": {"events": ""},

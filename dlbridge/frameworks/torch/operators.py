@@ -631,12 +631,13 @@ class Call:
         args, kwargs = self.operator.pack(tensors, self.scalars)
         if self.levels is None:
             return go_on(self.operator, self.keys, args, kwargs)
-        with _grad_modes(*self.levels):
+        with grad_modes(*self.levels):
             return go_on(self.operator, self.keys, args, kwargs)
 
 
 @contextmanager
-def _grad_modes(backward: bool, forward: bool) -> Iterator[None]:
+def grad_modes(backward: bool, forward: bool) -> Iterator[None]:
+    """Set the grad modes of both kinds in a `with` block."""
     before = torch.is_grad_enabled(), _C._is_fwd_grad_enabled()
     try:
         try:
@@ -707,7 +708,7 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         find = _tangents if ctx.jvp is not None else _transposed
         if call.levels is None:
             return find(ctx, ctx.saved_tensors, tangents[1:])
-        with _grad_modes(*call.levels):
+        with grad_modes(*call.levels):
             # Forward mode is on for the levels around, so tangents of this one must not be seen.
             primals = [
                 None if each is None else forward_ad.unpack_dual(each, level=0).primal
@@ -807,7 +808,7 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
         if result is not NotImplemented:
             return result
         operator, kernel = current(name)
-        if not (operator.schema.results and _is_needed(args, kwargs)):
+        if not (operator.schema.results and is_needed(args, kwargs)):
             return go_on(operator, keys, args, kwargs)
         tensors, scalars, _ = operator.unpack(False, args, kwargs)
         return _apply(rule(name), Call(operator, kernel, keys, scalars), tensors)
@@ -815,7 +816,8 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
     return differentiate
 
 
-def _is_needed(args: Sequence[Any], kwargs: Any) -> bool:
+def is_needed(args: Sequence[Any], kwargs: Any) -> bool:
+    """Return whether a derivative may be asked of a call with these arguments."""
     if getattr(forward_ad, "_current_level", -1) >= 0:
         return True
     if torch.is_grad_enabled() and _any_requires_grad(*args, **kwargs):

@@ -1,0 +1,467 @@
+"""Models: a function of JAX and its arrays, for another framework to call; see `dlbridge.bridge`.
+
+For each signature of its arguments a model has one program: a function of arrays, compiled by
+`jax.jit`, whose results are found by `jax.eval_shape`. A program is differentiated in two ways. Its
+`linearization` is a program that also returns what the backward pass reads, and the backward pass.
+Its `derivative` is one more program, of operands and cotangents, which can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dlbridge import registry
+from dlbridge.dtype import DType, as_dtype
+from dlbridge.errors import ArgumentError
+from dlbridge.exchange.protocol import describe
+
+Form = tuple[tuple[int, ...], DType]
+Function = Callable[..., tuple[Any, ...]]
+
+_SWITCH: Callable[[bool], AbstractContextManager[Any]] = (
+    jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+)
+
+
+class Held(NamedTuple):
+    """An array of a model.
+
+    Attributes:
+        name: its path in the tree, as torch writes names: "layers.0.weight".
+        array: its first value.
+        is_trained: whether it is a parameter, and not a buffer.
+    """
+
+    name: str
+    array: Any
+    is_trained: bool
+
+
+class Source(NamedTuple):
+    """Where a value that a backward pass reads comes from.
+
+    Attributes:
+        kind: "operand" or "result", at the place `value`; "own", the one of this number among what
+            only the backward pass reads; or "constant", which is `value`.
+        impl: of a random key, whose data is what travels; None for all else.
+    """
+
+    kind: str
+    value: Any
+    impl: Any = None
+
+
+class Linearization(NamedTuple):
+    """A program and its backward pass.
+
+    Attributes:
+        program: what is differentiated, with respect to the operands at the places `needs`.
+        forward: returns the results of the program, and then what only the backward pass reads.
+        backward: takes operands and results at these places, what `forward` keeps for it, and the
+            cotangents of the results that can be differentiated; returns the gradients.
+        operands, results: the places.
+    """
+
+    program: Program
+    needs: tuple[int, ...]
+    forward: Program
+    backward: Program
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+class Program:
+    """A function of arrays of certain forms, with arrays as results.
+
+    Attributes:
+        name: of the model, for messages.
+        run: the compiled function.
+        forms, results: shape and dtype of each operand, and of each result.
+        moving: the places of the results that can be differentiated.
+        is_wide: whether JAX had 64-bit types when it was made.
+    """
+
+    framework = "jax"
+
+    def __init__(self, name: str, function: Function, forms: Iterable[Form]) -> None:
+        self.name = name
+        self.forms = tuple(forms)
+        self.is_wide = _is_wide()
+        self.run = jax.jit(function)
+        shapes = [jax.ShapeDtypeStruct(shape, dtype.to("numpy")) for shape, dtype in self.forms]
+        made = jax.eval_shape(self.run, *shapes)
+        self.results = [(tuple(each.shape), as_dtype(each.dtype)) for each in made]
+        self.moving = tuple(
+            place for place, (_, dtype) in enumerate(self.results) if is_moving(dtype)
+        )
+        self._function = function
+        self._made: dict[Hashable, Any] = {}
+        self._lock = registry.lock()
+
+    def settings(self) -> AbstractContextManager[Any] | None:
+        """Return what has to be entered around a call; None where JAX is as it was."""
+        return None if _is_wide() is self.is_wide else _SWITCH(self.is_wide)
+
+    def linearization(self, needs: tuple[int, ...]) -> Linearization:
+        """Return the program and its backward pass for the operands at these places."""
+        found: Linearization = self._once(("linearization", needs), partial(self._linearize, needs))
+        return found
+
+    def derivative(self, needs: tuple[int, ...]) -> Program:
+        """Return the program of operands and cotangents that gives the gradients."""
+        found: Program = self._once(("derivative", needs), partial(self._differentiate, needs))
+        return found
+
+    def tangents(self, places: tuple[int, ...]) -> Program:
+        """Return the program of operands, and tangents of some, that gives those of the results."""
+        found: Program = self._once(("tangents", places), partial(self._push, places))
+        return found
+
+    def batched(self, axes: tuple[int | None, ...], size: int) -> Program:
+        """Return the program of a batch, along these axes of the operands and axis 0 of results."""
+        forms = [
+            (shape if axis is None else (*shape[:axis], size, *shape[axis:]), dtype)
+            for (shape, dtype), axis in zip(self.forms, axes, strict=True)
+        ]
+        mapped = jax.vmap(self._function, axes, axis_size=size)
+        made = partial(Program, self.name, mapped, forms)
+        found: Program = self._once(("batch", axes, size), made)
+        return found
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            found = self._made.get(key)
+            if found is None:
+                found = self._made[key] = make()
+            return found
+
+    def _pull(self, needs: tuple[int, ...], operands: Sequence[Any]) -> tuple[Any, Any]:
+        """Return all results, and JAX's function from cotangents to gradients."""
+
+        def part(*some: Any) -> tuple[Any, Any]:
+            given = list(operands)
+            for place, each in zip(needs, some, strict=True):
+                given[place] = each
+            results = self._function(*given)
+            return [results[place] for place in self.moving], results
+
+        moving, pull, results = jax.vjp(part, *[operands[place] for place in needs], has_aux=True)
+        results = list(results)
+        for place, each in zip(self.moving, moving, strict=True):
+            results[place] = each
+        return results, pull
+
+    def _differentiate(self, needs: tuple[int, ...]) -> Program:
+        count = len(self.forms)
+
+        def derivative(*given: Any) -> tuple[Any, ...]:
+            _, pull = self._pull(needs, given[:count])
+            return _gradients(pull, given[count:])
+
+        forms = [*self.forms, *[self.results[place] for place in self.moving]]
+        return Program(self.name, derivative, forms)
+
+    def _push(self, places: tuple[int, ...]) -> Program:
+        count = len(self.forms)
+
+        def push(*given: Any) -> tuple[Any, ...]:
+            operands = list(given[:count])
+
+            def part(*some: Any) -> list[Any]:
+                for place, each in zip(places, some, strict=True):
+                    operands[place] = each
+                results = self._function(*operands)
+                return [results[place] for place in self.moving]
+
+            primals = tuple(operands[place] for place in places)
+            return tuple(jax.jvp(part, primals, given[count:])[1])
+
+        return Program(self.name, push, [*self.forms, *[self.forms[place] for place in places]])
+
+    def _linearize(self, needs: tuple[int, ...]) -> Linearization:
+        traced: list[tuple[list[Source], Any]] = []
+
+        def forward(*operands: Any) -> tuple[Any, ...]:
+            results, pull = self._pull(needs, operands)
+            leaves, structure = jax.tree.flatten(pull)
+            sources, own = _find_sources(leaves, operands, results)
+            traced[:] = [(sources, structure)]
+            return (*_fresh(results, operands), *own)
+
+        first = Program(self.name, forward, self.forms)
+        sources, structure = traced[0]
+        operands = tuple(dict.fromkeys(each.value for each in sources if each.kind == "operand"))
+        results = tuple(dict.fromkeys(each.value for each in sources if each.kind == "result"))
+        kept = [
+            *(("operand", place) for place in operands),
+            *(("result", place) for place in results),
+            *(("own", number) for number in range(len(first.results) - len(self.results))),
+        ]
+
+        def backward(*given: Any) -> tuple[Any, ...]:
+            known = dict(zip(kept, given, strict=False))
+            pull = jax.tree.unflatten(structure, [_value(each, known) for each in sources])
+            return _gradients(pull, given[len(kept) :])
+
+        forms = [
+            *(self.forms[place] for place in operands),
+            *(self.results[place] for place in results),
+            *first.results[len(self.results) :],
+            *(self.results[place] for place in self.moving),
+        ]
+        second = Program(self.name, backward, forms)
+        return Linearization(self, needs, first, second, operands, results)
+
+
+class Call(NamedTuple):
+    """One signature of a model.
+
+    Attributes:
+        program: computes results, and then the buffers as the call leaves them.
+        structure: of what the function returns.
+        size: how many of the results are in it; the rest are buffers.
+    """
+
+    program: Program
+    structure: Any
+    size: int
+
+
+class Model:
+    """A function of JAX as a function of its arrays, and of the arrays among its arguments.
+
+    Attributes:
+        name: of the function.
+        held: the arrays of `params` and `buffers`, in the order in which they are operands.
+        returned: the places of those that the function returns as well, its buffers.
+        flatten: returns the leaves of a tree, and its structure.
+        unflatten: the other way.
+        is_wide: whether JAX has 64-bit types now.
+    """
+
+    framework = "jax"
+    flatten = staticmethod(jax.tree_util.tree_flatten)
+    unflatten = staticmethod(jax.tree_util.tree_unflatten)
+    is_wide = staticmethod(lambda: bool(jax.config.jax_enable_x64))
+
+    def __init__(self, function: Any, params: Any, buffers: Any, is_mutable: bool) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", None) or type(function).__name__
+        self._trees = [_Tree(params), *([] if buffers is None else [_Tree(buffers)])]
+        self.held = [
+            Held(name, array, tree is self._trees[0] and is_moving(as_dtype(array.dtype)))
+            for tree in self._trees
+            for name, array in tree.arrays
+        ]
+        self.returned = range(len(self._trees[0].arrays), len(self.held)) if is_mutable else ()
+        self._is_mutable = is_mutable
+        self._check_names()
+
+    def _check_names(self) -> None:
+        names = [each.name for each in self.held]
+        for name in names:
+            if names.count(name) > 1:
+                raise ArgumentError(
+                    f"bridge: two arrays of the trees would be called {name!r} in the module; give "
+                    "one of them another name"
+                )
+
+    def take(self, leaf: Any) -> tuple[Any, Hashable] | None:
+        """Return an argument as an array with memory, and the kind of key that it is; or None."""
+        if not _is_array(leaf):
+            return None
+        array = jnp.asarray(leaf)
+        impl = _impl(array)
+        return (array, None) if impl is None else (jax.random.key_data(array), impl)
+
+    def call(self, structure: Any, static: Sequence[Any], forms: Sequence[Form]) -> Call:
+        """Find out what a call does.
+
+        Args:
+            structure: of the arguments.
+            static: of each leaf of them, (None, kind of key) of an array, else (type, value).
+            forms: shape and dtype of each operand: those held, and the arrays of the arguments.
+        """
+        return self._call(structure, static, self._narrow(forms))
+
+    def _narrow(self, forms: Sequence[Form]) -> list[Form]:
+        found = []
+        for place, (shape, dtype) in enumerate(forms):
+            narrow = as_dtype(jax.dtypes.canonicalize_dtype(dtype.to("numpy")))
+            if narrow is not dtype and is_moving(dtype):
+                held = place < len(self.held)
+                owner = repr(self.held[place].name) if held else "an argument"
+                raise ArgumentError(
+                    f"{self.name}: {owner} is {dtype}, and JAX has no 64-bit numbers; "
+                    'jax.config.update("jax_enable_x64", True) switches them on, or cast it to '
+                    f"{narrow}"
+                )
+            found.append((shape, narrow))
+        return found
+
+    def _call(self, structure: Any, static: Sequence[Any], forms: Sequence[Form]) -> Call:
+        outcome: list[Any] = []
+
+        def function(*operands: Any) -> tuple[Any, ...]:
+            left = iter(operands)
+            trees = [tree.rebuild(left) for tree in self._trees]
+            args, kwargs = structure.unflatten(
+                _wrap(next(left), each[1]) if each[0] is None else each[1] for each in static
+            )
+            made = self.function(*trees, *args, **kwargs)
+            new: list[Any] = []
+            if self._is_mutable:
+                made, new = self._split(made)
+            leaves, made_structure = jax.tree.flatten(made)
+            outcome[:] = [made_structure, len(leaves)]
+            return _fresh([_data(each) for each in [*leaves, *new]], operands)
+
+        program = Program(self.name, function, forms)
+        return Call(program, *outcome)
+
+    def _split(self, made: Any) -> tuple[Any, list[Any]]:
+        """Return the result of a function with buffers, and the arrays of these."""
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise ArgumentError(
+                f"{self.name}: with mutable=True the function must return (result, buffers), got "
+                f"{describe(made)}"
+            )
+        return made[0], self._trees[1].arrays_like(made[1], self.name)
+
+
+class _Tree:
+    """A tree of which the arrays are held, and all else stays as it is.
+
+    Attributes:
+        arrays: with their names; of a random key, its data.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        found, self.structure = jax.tree_util.tree_flatten_with_path(tree)
+        self.arrays: list[tuple[str, Any]] = []
+        self.leaves: list[tuple[bool, Any]] = []  # (True, kind of key), or (False, the leaf)
+        for path, leaf in found:
+            if not _is_array(leaf):
+                self.leaves.append((False, leaf))
+                continue
+            array = jnp.asarray(leaf)
+            self.leaves.append((True, _impl(array)))
+            self.arrays.append((_join(path), _data(array)))
+
+    def rebuild(self, arrays: Iterator[Any]) -> Any:
+        """Return the tree with others in the places of its arrays."""
+        leaves = [_wrap(next(arrays), kept) if own else kept for own, kept in self.leaves]
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def arrays_like(self, tree: Any, name: str) -> list[Any]:
+        """Return the arrays of another tree of the same structure, shapes and dtypes."""
+        leaves, structure = jax.tree.flatten(tree)
+        if structure != self.structure:
+            raise ArgumentError(
+                f"{name}: the buffers must be returned in the structure in which they came, "
+                f"{self.structure}, got {structure}"
+            )
+        own = [_data(leaf) for leaf, (is_own, _) in zip(leaves, self.leaves, strict=True) if is_own]
+        for (path, like), array in zip(self.arrays, own, strict=True):
+            if not _is_array(array) or array.shape != like.shape:
+                shape = list(array.shape) if _is_array(array) else describe(array)
+                raise ArgumentError(
+                    f"{name}: the buffer {path!r} must be returned in the shape "
+                    f"{list(like.shape)}, got {shape}"
+                )
+        return own
+
+
+def is_moving(dtype: DType) -> bool:
+    """Return whether values of a dtype can be differentiated."""
+    return dtype.is_floating or dtype.is_complex
+
+
+def _is_wide() -> bool:
+    return bool(jax.config.jax_enable_x64)
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _join(path: Sequence[Any]) -> str:
+    parts = [
+        str(next(getattr(key, field) for field in ("key", "idx", "name") if hasattr(key, field)))
+        for key in path
+    ]
+    return ".".join(parts) if path else "params"
+
+
+# ---- random keys, which have no memory of their own ----------------------------------------------
+
+
+def _impl(array: Any) -> Hashable:
+    """Return the kind of a random key; None for any other array."""
+    if not jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return None
+    impl: Hashable = jax.random.key_impl(array)
+    return impl
+
+
+def _data(leaf: Any) -> Any:
+    is_key = _is_array(leaf) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
+def _wrap(array: Any, impl: Any) -> Any:
+    return array if impl is None else jax.random.wrap_key_data(array, impl=impl)
+
+
+# ---- in a trace ----------------------------------------------------------------------------------
+
+
+def _fresh(results: Sequence[Any], operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Return results each with memory of its own, that of no operand."""
+    seen = {id(each) for each in operands}
+    found = []
+    for each in results:
+        found.append(jnp.copy(each) if id(each) in seen else each)
+        seen.add(id(each))
+    return tuple(found)
+
+
+def _find_sources(
+    leaves: Sequence[Any], operands: Sequence[Any], results: Sequence[Any]
+) -> tuple[list[Source], list[Any]]:
+    """Return where each value comes from that a backward pass reads, and those only it reads."""
+    known: dict[int, tuple[str, int]] = {}
+    for kind, several in (("result", results), ("operand", operands)):
+        known |= {id(each): (kind, place) for place, each in enumerate(several)}
+    sources: list[Source] = []
+    own: list[Any] = []
+    for leaf in leaves:
+        if not isinstance(leaf, jax.core.Tracer):
+            sources.append(Source("constant", leaf))
+            continue
+        if id(leaf) not in known:
+            known[id(leaf)] = "own", len(own)
+            own.append(leaf)
+        sources.append(Source(*known[id(leaf)], _impl(leaf)))
+    return sources, [_data(each) for each in own]
+
+
+def _value(source: Source, known: dict[tuple[str, int], Any]) -> Any:
+    if source.kind == "constant":
+        return source.value
+    return _wrap(known[source.kind, source.value], source.impl)
+
+
+def _gradients(pull: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    """Return gradients as torch has them: of complex numbers, the conjugates of JAX's."""
+    return tuple(_conjugate(each) for each in pull([_conjugate(each) for each in cotangents]))
+
+
+def _conjugate(x: Any) -> Any:
+    return jnp.conj(x) if jnp.iscomplexobj(x) else x

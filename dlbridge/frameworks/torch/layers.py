@@ -1,0 +1,612 @@
+"""Layers: a function of another framework as a torch.nn.Module; see `dlbridge.bridge`.
+
+The parameters are torch's own, so that optimisers, `state_dict`, hooks and DDP find what they know.
+Each call lends their memory, and that of its arguments, to the other framework, which computes and
+differentiates. What its backward pass reads is kept by `save_for_backward`: torch frees it, counts
+the writes to it, and refuses a backward pass for which something has been written over.
+
+A call of plain tensors goes by a torch.autograd.Function. Under torch.compile, in exports and
+transforms it is the operator `torch.ops.dlbridge_bridge.run`, with a program by its number.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from itertools import count
+from operator import index
+from typing import Any, NamedTuple, NoReturn, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from dlbridge import registry
+from dlbridge._core import native
+from dlbridge.dtype import DType, as_dtype
+from dlbridge.errors import ArgumentError
+from dlbridge.exchange.protocol import describe
+from dlbridge.frameworks.torch.internals import guard_is_open
+from dlbridge.frameworks.torch.operators import grad_modes, is_needed
+
+Form = tuple[tuple[int, ...], DType]
+
+
+class Program(Protocol):
+    """A function of arrays of certain forms; `jax.models` has one."""
+
+    name: str
+    framework: str
+    run: Callable[..., Sequence[Any]]
+    forms: Sequence[Form]
+    results: Sequence[Form]
+    moving: Sequence[int]
+
+    def settings(self) -> Any:
+        """Return what has to be entered around a call, or None."""
+
+    def linearization(self, needs: tuple[int, ...]) -> Any:
+        """Return the program and its backward pass for the operands at these places."""
+
+    def derivative(self, needs: tuple[int, ...]) -> Program:
+        """Return the program of operands and cotangents that gives the gradients."""
+
+    def tangents(self, places: tuple[int, ...]) -> Program:
+        """Return the program of operands, and tangents of some, that gives those of the results."""
+
+    def batched(self, axes: tuple[int | None, ...], size: int) -> Program:
+        """Return the program of a batch."""
+
+
+class Model(Protocol):
+    """A function of another framework with its arrays; `jax.models` has one."""
+
+    name: str
+    framework: str
+    held: Sequence[Any]
+    returned: Sequence[int]
+    is_wide: Callable[[], bool]
+    flatten: Callable[[Any], tuple[list[Any], Any]]
+    unflatten: Callable[[Any, Sequence[Any]], Any]
+
+    def take(self, leaf: Any) -> Any:
+        """Return an argument as an array with memory, and the kind of key that it is; or None."""
+
+    def call(self, structure: Any, static: Sequence[Any], forms: Sequence[Form]) -> Any:
+        """Find out what a call does."""
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc]
+    """A function of another framework, with its arrays as parameters and buffers."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._signatures = _Signatures(model)
+        self._number = self._signatures.number
+        self._updated = [model.held[place].name for place in model.returned]
+        self._owners: list[tuple[int, str]] = []  # of each further part: its owner, its name there
+        self._leaves: list[tuple[int, str, bool]] = []  # part, name, is a parameter
+        for held in model.held:
+            self._add(*held)
+
+    def _add(self, path: str, array: Any, is_trained: bool) -> None:
+        *names, last = path.split(".")
+        place, part = 0, self
+        for name in names:
+            inner = part._modules.get(name)
+            if inner is None:
+                _check_name(part, name, path)
+                inner = torch.nn.Module()
+                part.add_module(name, inner)
+                self._owners.append((place, name))
+            place, part = self._owners.index((place, name)) + 1, inner
+        _check_name(part, last, path)
+        tensor = native.convert(array, "torch").clone()  # an optimiser writes into it
+        if is_trained:
+            part.register_parameter(last, Parameter(tensor))
+        else:
+            part.register_buffer(last, tensor)
+        self._leaves.append((place, last, is_trained))
+
+    def extra_repr(self) -> str:
+        """Return which function it is, for `print(module)`."""
+        model = self._signatures.model
+        return f"{model.name} of {model.framework}"
+
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function with the module's tensors and these arguments."""
+        if torch.compiler.is_compiling():
+            return self._forward_in_graph(args, kwargs)
+        model = self._signatures.model
+        operands = self._tensors()
+        leaves, structure = model.flatten((args, kwargs))
+        static = [_take(model, leaf, operands) for leaf in leaves]
+        forms = [(each.shape, each.dtype) for each in operands]
+        signature = self._signatures.find(structure, static, forms)
+        if self._updated and torch.is_grad_enabled():
+            _set_apart(operands, model.returned)
+        made = _call(signature.program, operands)
+        if self._updated:
+            self._update(made[signature.size :])
+        return model.unflatten(signature.structure, made[: signature.size])
+
+    def _tensors(self) -> list[Any]:
+        parts: list[Any] = [self]
+        for place, name in self._owners:
+            parts.append(parts[place]._modules[name])
+        found = []
+        for place, name, is_trained in self._leaves:
+            part = parts[place]
+            tensor = (part._parameters if is_trained else part._buffers).get(name)
+            found.append(getattr(part, name) if tensor is None else tensor)  # parametrized
+        return found
+
+    def _update(self, new: Sequence[Any]) -> None:
+        with torch.no_grad():
+            for name, value in zip(self._updated, new, strict=True):
+                self.get_buffer(name).copy_(value)
+
+    def _forward_in_graph(self, args: Any, kwargs: Any) -> Any:
+        """Do what `forward` does in a way that torch.compile can trace."""
+        parts: list[Any] = [self]
+        for place, name in self._owners:
+            parts.append(getattr(parts[place], name))
+        operands = [getattr(parts[place], name) for place, name, _ in self._leaves]
+        arguments = _describe((args, kwargs), operands)
+        forms = tuple([(tuple([index(size) for size in x.shape]), x.dtype) for x in operands])
+        needs = tuple([torch.is_grad_enabled() and x.requires_grad for x in operands])
+        planned = _plan(self._number, arguments, forms, needs)
+        number, count, outcome = planned
+        if self._updated and torch.is_grad_enabled():
+            first = len(self._leaves) - len(self._updated)
+            _set_apart(operands, range(first, len(self._leaves)))
+        made = torch.ops.dlbridge_bridge.run(operands, number)
+        if self._updated:
+            self._update(made[count : count + len(self._updated)])
+        return _rebuild(outcome, made)
+
+
+def _check_name(part: torch.nn.Module, name: str, path: str) -> None:
+    if not name or hasattr(part, name):
+        why = f"a torch.nn.Module has {name!r} already" if name else "a part of it is empty"
+        raise ArgumentError(
+            f"bridge: {path!r} cannot be the name of a tensor, since {why}; rename it in the tree"
+        )
+
+
+def _take(model: Model, leaf: Any, operands: list[Any]) -> tuple[Any, Any]:
+    """Append an argument to the operands if it is an array; return what is fixed of it."""
+    if isinstance(leaf, torch.Tensor):
+        operands.append(leaf)
+        return None, None
+    array = model.take(leaf)
+    if array is None:
+        return type(leaf), leaf
+    operands.append(native.convert(array[0], "torch"))
+    return None, array[1]
+
+
+def _set_apart(operands: list[Any], places: Sequence[int]) -> None:
+    """Copy the buffers that will be written, so that a backward pass has those of the call."""
+    for place in places:
+        operands[place] = operands[place].detach().clone()
+
+
+class _Signatures:
+    """What the calls of a model with arguments of certain forms do, each found once.
+
+    Copies of a module share it.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.number = next(_numbers)
+        self._found: dict[Hashable, Any] = {}
+        self._lock = registry.lock()
+        _BY_NUMBER[self.number] = self
+
+    def __deepcopy__(self, memo: Any) -> _Signatures:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError(
+            f"bridge: the module of {self.model.name} cannot be pickled, since its function and "
+            f"compiled programs are of {self.model.framework}; save module.state_dict(), and load "
+            "it into a module that dlbridge.bridge makes again"
+        )
+
+    def find(self, structure: Any, static: Sequence[Any], forms: Sequence[Any]) -> Any:
+        key = structure, tuple(static), tuple(forms), self.model.is_wide()
+        try:
+            found = self._found.get(key)
+        except TypeError:
+            self._refuse(static)
+            raise
+        return self._make(key) if found is None else found
+
+    def _make(self, key: Any) -> Any:
+        structure, static, forms, _ = key
+        own = [(tuple(shape), as_dtype(dtype)) for shape, dtype in forms]
+        with self._lock:
+            found = self._found.get(key)
+            if found is None:
+                found = self._found[key] = self.model.call(structure, static, own)
+            return found
+
+    def _refuse(self, static: Sequence[Any]) -> None:
+        for kind, value in static:
+            if kind is not None and kind.__hash__ is None:
+                raise ArgumentError(
+                    f"{self.model.name}: an argument must be a tensor, an array, or a value that "
+                    f"can be hashed, got {describe(value)}"
+                ) from None
+
+
+# ---- calls of plain tensors ----------------------------------------------------------------------
+
+_PLAIN = frozenset((torch.Tensor, Parameter))
+_PROBE = torch.empty(0)  # C may be called with it, unless a mode or a transform is on
+guard_is_open()  # lets C say so
+
+
+def _call(program: Program, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of a program, differentiable where an operand requires it."""
+    if not (
+        all(type(each) in _PLAIN for each in operands)
+        and native.torch_direct_allows(_PROBE)
+        and not torch._C._are_functorch_transforms_active()
+        and getattr(forward_ad, "_current_level", 0) < 0
+    ):
+        return _call_operator(program, operands)
+    if torch.is_grad_enabled() and program.moving:
+        needs = _needs(operands)
+        if needs:
+            made: Sequence[Any] = _Differentiated.apply(program.linearization(needs), *operands)
+            return made
+    return _run(program, operands)
+
+
+def _needs(operands: Sequence[Any]) -> tuple[int, ...]:
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple([place for place, each in enumerate(operands) if each.requires_grad])
+
+
+def _choose(program: Program, needs: tuple[int, ...]) -> Any:
+    """Return the program, or its linearization where something is to be differentiated."""
+    return program.linearization(needs) if needs and program.moving else program
+
+
+def _run(program: Program, tensors: Sequence[Any]) -> list[Any]:
+    settings = program.settings()
+    if settings is None:
+        return _run_now(program, tensors)
+    with settings:
+        return _run_now(program, tensors)
+
+
+def _run_now(program: Program, tensors: Sequence[Any]) -> list[Any]:
+    lent = [
+        native.convert(each, program.framework, grad="detach", narrow="checked") for each in tensors
+    ]
+    # A result that is there has been computed: nothing reads the tensors any more.
+    return [native.convert(each, "torch") for each in program.run(*lent)]
+
+
+class _Differentiated(torch.autograd.Function):  # type: ignore[misc]
+    """A call whose backward pass is the other framework's."""
+
+    @staticmethod
+    def forward(ctx: Any, linear: Any, *operands: Any) -> Any:
+        made = _run(linear.forward, operands)
+        _keep(ctx, linear, operands, made)
+        results = made[: len(linear.program.results)]
+        fixed = [x for place, x in enumerate(results) if place not in linear.program.moving]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        given = [cotangents[place] for place in ctx.linear.program.moving]
+        if torch.is_grad_enabled():
+            derivative, operands = _derivative(ctx, given)
+            found = _call(derivative, operands)
+        else:
+            found = _run(ctx.linear.backward, [*_read_by_backward(ctx), *given])
+        return (None, *_spread(ctx.linear, found))
+
+
+def _keep(ctx: Any, linear: Any, operands: Sequence[Any], made: Sequence[Any]) -> None:
+    """Keep for a backward pass all operands, and the results that it reads."""
+    count = len(linear.program.results)
+    ctx.linear = linear
+    ctx.save_for_backward(*operands, *[made[place] for place in linear.results], *made[count:])
+
+
+def _read_by_backward(ctx: Any) -> list[Any]:
+    saved, linear = ctx.saved_tensors, ctx.linear
+    return [*[saved[place] for place in linear.operands], *saved[len(linear.program.forms) :]]
+
+
+def _derivative(ctx: Any, cotangents: Sequence[Any]) -> tuple[Program, list[Any]]:
+    """Return the program of the gradients, which can be differentiated again, and its operands."""
+    linear = ctx.linear
+    operands = ctx.saved_tensors[: len(linear.program.forms)]
+    return linear.program.derivative(linear.needs), [*operands, *cotangents]
+
+
+def _spread(linear: Any, gradients: Sequence[Any]) -> list[Any]:
+    """Return a gradient, or None, for each operand."""
+    found: list[Any] = [None] * len(linear.program.forms)
+    for place, gradient in zip(linear.needs, gradients, strict=True):
+        found[place] = gradient
+    return found
+
+
+# ---- the operator --------------------------------------------------------------------------------
+
+# Compiled code that torch keeps on disk has these numbers: no two processes have the same.
+_numbers = count(secrets.randbits(40) << 20)
+_BY_NUMBER: WeakValueDictionary[int, _Signatures] = WeakValueDictionary()
+_PROGRAMS: dict[int, Any] = {}  # kept until the process ends: compiled graphs have the number
+_NUMBERS: dict[int, int] = {}
+
+
+def _numbered(program: Any) -> int:
+    """Return the number of a program or a linearization for the operator."""
+    number = _NUMBERS.get(id(program))
+    if number is None:
+        number = _NUMBERS[id(program)] = next(_numbers)
+        _PROGRAMS[number] = program
+    return number
+
+
+def _program(number: int) -> Any:
+    """Return what a number stands for."""
+    found = _PROGRAMS.get(number)
+    if found is None:
+        raise ArgumentError(
+            "dlbridge_bridge::run: the graph is of another process, where dlbridge.bridge made its "
+            "functions; export or compile the module again here"
+        )
+    return found
+
+
+def _forward_of(number: int) -> Program:
+    found = _program(number)
+    first: Program = getattr(found, "forward", found)
+    return first
+
+
+_LIBRARY = torch.library.Library("dlbridge_bridge", "DEF")
+_LIBRARY.define("run(Tensor[] operands, int number) -> Tensor[]")
+
+
+def _run_operator(operands: Sequence[Any], number: int) -> list[Any]:
+    return _run(_forward_of(number), operands)
+
+
+def _describe_results(operands: Sequence[Any], number: int) -> list[Any]:
+    device = operands[0].device if operands else None
+    return [
+        torch.empty(shape, dtype=dtype.to("torch"), device=device)
+        for shape, dtype in _forward_of(number).results
+    ]
+
+
+def _differentiate(keys: Any, operands: Sequence[Any], number: int) -> Sequence[Any]:
+    """Stand at the dispatcher's autograd key, at each level of torch.func."""
+    from torch._functorch.autograd_function import enable_single_level_autograd_function
+
+    if not is_needed(operands, {}):
+        return _below(keys, operands, number)
+    with enable_single_level_autograd_function():
+        made: Sequence[Any] = _Level.apply(_LevelCall(keys, number), *operands)
+        return list(made)
+
+
+def _below(keys: Any, operands: Sequence[Any], number: int) -> Sequence[Any]:
+    with torch._C._AutoDispatchBelowAutograd():
+        run = torch.ops.dlbridge_bridge.run.default
+        made: Sequence[Any] = run.redispatch(
+            keys & torch._C._after_autograd_keyset, list(operands), number
+        )
+        return made
+
+
+class _LevelCall:
+    """One call below autograd.
+
+    Attributes:
+        levels: the grad modes of the caller, as of `operators.Call`.
+    """
+
+    def __init__(self, keys: Any, number: int) -> None:
+        self.keys = keys
+        self.number = number
+        self.levels: tuple[bool, bool] | None = None
+        if torch._C._are_functorch_transforms_active():
+            self.levels = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+
+    def run(self, operands: Sequence[Any]) -> Sequence[Any]:
+        with nullcontext() if self.levels is None else grad_modes(*self.levels):
+            return _below(self.keys, operands, self.number)
+
+    def linearization(self, needs: tuple[int, ...]) -> tuple[Any, bool]:
+        """Return what the backward pass is of, and whether the call keeps what that reads."""
+        found = _program(self.number)
+        if hasattr(found, "forward"):
+            if set(needs) <= set(found.needs):
+                return found, True
+            found = found.forward
+        # A batch, or a call where torch.func hid what is differentiated: derive it again.
+        return _Recomputed(found, needs), False
+
+
+class _Recomputed(NamedTuple):
+    """Stands for a linearization where a program keeps nothing for its backward pass."""
+
+    program: Program
+    needs: tuple[int, ...]
+    results: tuple[int, ...] = ()
+
+
+class _Level(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+    """The derivative of the operator at one level."""
+
+    @staticmethod
+    def forward(call: _LevelCall, *operands: Any) -> Any:
+        return tuple(call.run(operands))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        call, *operands = inputs
+        needed = ctx.needs_input_grad[1:]
+        needs = tuple(
+            place for place, each in enumerate(operands) if needed[place] and _moves(each)
+        )
+        linear, ctx.is_kept = call.linearization(needs)
+        ctx.call = call
+        _keep(ctx, linear, operands, output if ctx.is_kept else ())
+        ctx.save_for_forward(*operands)
+        ctx.mark_non_differentiable(*[each for each in output if not _moves(each)])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        linear = ctx.linear
+        given = [cotangents[place] for place in linear.program.moving]
+        if torch.is_grad_enabled() or not ctx.is_kept:
+            found = _call_operator(*_derivative(ctx, given))
+        else:
+            number = _numbered(linear.backward)
+            found = torch.ops.dlbridge_bridge.run([*_read_by_backward(ctx), *given], number)
+        spread = _spread(linear, found)
+        needed = ctx.needs_input_grad[1:]
+        return None, *[x if need else None for x, need in zip(spread, needed, strict=True)]
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        operands, call = ctx.saved_tensors, ctx.call
+        places = tuple(place for place, each in enumerate(tangents) if each is not None)
+        first = _forward_of(call.number)
+        program, moving, count = first.tangents(places), first.moving, len(first.results)
+        with nullcontext() if call.levels is None else grad_modes(*call.levels):
+            if call.levels is not None:  # tangents of this level must not be seen
+                operands = [forward_ad.unpack_dual(each, level=0).primal for each in operands]
+            given = [*operands, *[tangents[place] for place in places]]
+            found = iter(_call_operator(program, given))
+        return tuple([next(found) if place in moving else None for place in range(count)])
+
+
+def _call_operator(program: Program, operands: Sequence[Any]) -> Sequence[Any]:
+    number = _numbered(_choose(program, _needs(operands)))
+    made: Sequence[Any] = torch.ops.dlbridge_bridge.run(list(operands), number)
+    return made[: len(program.results)]
+
+
+def _moves(tensor: Any) -> bool:
+    """Return whether a tensor can have a gradient."""
+    return bool(tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+def _batch(info: Any, axes: Any, operands: Sequence[Any], number: int) -> tuple[list[Any], Any]:
+    program = _forward_of(number).batched(tuple(axes[0]), info.batch_size)
+    made = torch.ops.dlbridge_bridge.run(list(operands), _numbered(program))
+    return made, [0] * len(made)
+
+
+_LIBRARY.impl("run", _run_operator, "CompositeExplicitAutograd")
+_LIBRARY.impl("run", _differentiate, "Autograd", with_keyset=True)
+torch.library.register_fake("dlbridge_bridge::run", _describe_results, lib=_LIBRARY)
+torch.library.register_vmap("dlbridge_bridge::run", _batch, lib=_LIBRARY)
+
+
+# ---- under torch.compile -------------------------------------------------------------------------
+
+# Dynamo traces what follows, but for `_plan`, which it calls with constants.
+
+
+def _describe(tree: Any, tensors: list[Any]) -> Any:
+    """Return plain tuples that say what a tree of tensors is, and append the tensors."""
+    if isinstance(tree, torch.Tensor):
+        tensors.append(tree)
+        return ("tensor",)
+    if type(tree) is dict:
+        names = sorted(tree)  # as JAX does
+        return ("dict", tuple(names), tuple([_describe(tree[name], tensors) for name in names]))
+    if type(tree) in (list, tuple):
+        kind = "list" if type(tree) is list else "tuple"
+        return (kind, tuple([_describe(each, tensors) for each in tree]))
+    return ("value", tree)
+
+
+def _rebuild(description: Any, tensors: Sequence[Any]) -> Any:
+    """Return the tree that a description is of; a tensor in it has its place."""
+    kind = description[0]
+    if kind == "tensor":
+        return tensors[description[1]]
+    if kind == "dict":
+        return {
+            name: _rebuild(each, tensors)
+            for name, each in zip(description[1], description[2], strict=True)
+        }
+    if kind == "value":
+        return description[1]
+    found = [_rebuild(each, tensors) for each in description[1]]
+    return found if kind == "list" else tuple(found)
+
+
+def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int, Any]:
+    """Return the number of a program, how many results it has, and what they are."""
+    signatures = _BY_NUMBER[number]
+    model = signatures.model
+    leaves, structure = model.flatten(_example(arguments))
+    static = [(None, None) if each is _TENSOR else (type(each), each) for each in leaves]
+    found = signatures.find(structure, static, [(torch.Size(x), dtype) for x, dtype in forms])
+    places = tuple(place for place, needed in enumerate(needs) if needed)
+    chosen = _choose(found.program, places)
+    outcome = model.unflatten(found.structure, [_Leaf(place) for place in range(found.size)])
+    return _numbered(chosen), found.size, _describe_outcome(model, outcome)
+
+
+torch.compiler.assume_constant_result(_plan)
+
+_TENSOR = object()  # stands for one
+
+
+class _Leaf:
+    """Stands for the tensor at a place of the results."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+def _example(description: Any) -> Any:
+    kind = description[0]
+    if kind == "tensor":
+        return _TENSOR
+    if kind == "dict":
+        return dict(zip(description[1], map(_example, description[2]), strict=True))
+    if kind == "value":
+        return description[1]
+    found = [_example(each) for each in description[1]]
+    return found if kind == "list" else tuple(found)
+
+
+def _describe_outcome(model: Model, tree: Any) -> Any:
+    if type(tree) is _Leaf:
+        return ("tensor", tree.place)
+    if tree is None:
+        return ("value", None)
+    if type(tree) is dict:
+        parts = [_describe_outcome(model, each) for each in tree.values()]
+        return ("dict", tuple(tree), tuple(parts))
+    if type(tree) in (list, tuple):
+        parts = [_describe_outcome(model, each) for each in tree]
+        return ("list" if type(tree) is list else "tuple", tuple(parts))
+    raise ArgumentError(
+        f"{model.name}: under torch.compile a function must return tensors in tuples, lists and "
+        f"dicts, got {describe(tree)}"
+    )

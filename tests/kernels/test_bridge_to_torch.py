@@ -1,0 +1,576 @@
+"""Functions of JAX as modules of torch: values and derivatives are those of the same in torch."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+fwd = torch.autograd.forward_ad
+
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+TREE = {
+    "lower": {"w": normal(4, 8), "b": normal(8)},
+    "upper": [normal(8, 2)],
+}
+X = torch.from_numpy(normal(3, 4))
+SEVERAL = torch.from_numpy(normal(5, 3, 4))
+
+
+def perceptron(params, x):
+    hidden = jnp.tanh(x @ params["lower"]["w"] + params["lower"]["b"])
+    return hidden @ params["upper"][0]
+
+
+def twin(x, own):
+    """The same in torch, with the same parameters by their names."""
+    return torch.tanh(x @ own["lower.w"] + own["lower.b"]) @ own["upper.0"]
+
+
+def bridged(function=perceptron, params=TREE, **further):
+    return dlbridge.bridge(
+        function, to="torch", params=jax.tree.map(jnp.asarray, params), **further
+    )
+
+
+def close(found, expected, tolerance=1e-4):
+    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def pair():
+    """Return a module and the same function of torch, over the same parameters."""
+    module = bridged()
+    own = dict(module.named_parameters())
+    return module, lambda x: twin(x, own)
+
+
+def gradients(function, module, x=X):
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    (function(x) ** 2).sum().backward()
+    return [x.grad, *[each.grad.clone() for each in module.parameters()]]
+
+
+# ---- values and derivatives ----------------------------------------------------------------------
+
+
+def test_values_and_gradients_are_those_of_the_same_function():
+    module, expected = pair()
+    close(module(X), expected(X))
+    close(gradients(module, module), gradients(expected, module))
+
+
+def test_an_optimiser_trains_the_parameters():
+    module, _ = pair()
+    other = {
+        name: each.detach().clone().requires_grad_() for name, each in module.state_dict().items()
+    }
+    ours = torch.optim.Adam(module.parameters(), lr=0.1)
+    theirs = torch.optim.Adam(other.values(), lr=0.1)
+    for _ in range(5):
+        for optimiser, outcome in ((ours, module(X)), (theirs, twin(X, other))):
+            optimiser.zero_grad()
+            (outcome**2).sum().backward()
+            optimiser.step()
+    close(dict(module.state_dict()), {name: each.detach() for name, each in other.items()})
+
+
+@pytest.mark.parametrize("write", [torch.Tensor.zero_, lambda x: x.add_(1)])
+def test_a_parameter_written_before_the_backward_pass_is_refused_as_in_torch(write):
+    module, expected = pair()
+    for function in (module, expected):
+        outcome = function(X).sum()
+        with torch.no_grad():
+            write(module.get_parameter("upper.0"))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            outcome.backward()
+
+
+def test_a_result_that_the_backward_pass_reads_is_refused_once_it_was_written():
+    module = bridged(lambda _, x: jnp.tanh(x), ())
+    outcome = module(X.clone().requires_grad_())
+    with torch.no_grad():
+        outcome.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outcome.sum().backward()
+
+
+def test_a_step_between_two_passes_changes_no_gradient_of_the_first():
+    """What JAX kept of the first pass is its own memory, not that of the parameters."""
+    module, expected = pair()
+    wanted = gradients(expected, module)
+    found = gradients(module, module)
+    for each in module.parameters():
+        each.data.zero_()
+    close(found, wanted)
+
+
+def test_second_derivatives_are_those_of_torch():
+    module, expected = pair()
+
+    def derive(function):
+        x = X.clone().requires_grad_()
+        (first,) = torch.autograd.grad((function(x) ** 2).sum(), x, create_graph=True)
+        return torch.autograd.grad((first**2).sum(), [x, *module.parameters()])
+
+    close(derive(module), derive(expected), 2e-3)
+
+
+def test_the_derivatives_pass_gradcheck_with_64_bits():
+    with jax.enable_x64(True):
+        module = bridged().double()
+        x = X.double().requires_grad_()
+        assert torch.autograd.gradcheck(module, (x,))
+        assert torch.autograd.gradgradcheck(module, (x,))
+
+
+TRANSFORMS = {
+    "grad": lambda f: torch.func.grad(lambda x: (f(x) ** 2).sum())(X),
+    "vmap": lambda f: torch.vmap(f)(SEVERAL),
+    "vmap along axis 1": lambda f: torch.vmap(f, in_dims=1)(SEVERAL),
+    "vmap of grad": lambda f: torch.vmap(torch.func.grad(lambda x: f(x).pow(2).sum()))(SEVERAL),
+    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.vmap(f)(x).pow(2).sum())(SEVERAL),
+    "jvp": lambda f: torch.func.jvp(f, (X,), (X,)),
+    "jvp of vmap": lambda f: torch.func.jvp(torch.vmap(f), (SEVERAL,), (SEVERAL,)),
+    "grad of jvp": lambda f: torch.func.grad(lambda x: torch.func.jvp(f, (x,), (X,))[1].sum())(X),
+    "hessian": lambda f: torch.func.hessian(lambda x: (f(x) ** 2).sum())(X),
+    "jacrev": lambda f: torch.func.jacrev(torch.func.jacrev(lambda x: (f(x) ** 2).sum()))(X),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_torch_func_see_through_the_call(transform):
+    module, expected = pair()
+    close(TRANSFORMS[transform](module), TRANSFORMS[transform](expected), 2e-3)
+
+
+def test_gradients_of_each_example_by_functional_call():
+    module, _ = pair()
+    own = {name: each.detach() for name, each in module.named_parameters()}
+
+    def derive(function):
+        return torch.vmap(torch.func.grad(lambda p, x: function(p, x).sum()), (None, 0))(
+            own, SEVERAL
+        )
+
+    ours = derive(lambda p, x: torch.func.functional_call(module, p, (x,)))
+    close(ours, derive(lambda p, x: twin(x, p)))
+
+
+def test_complex_gradients_follow_the_convention_of_torch():
+    z = torch.complex(X, X.flip(0)).requires_grad_()
+    w = np.array([1 + 2j, 3, 1j, 0], np.complex64)
+    module = bridged(lambda params, z: z * z * params, w)
+
+    def derive(function):
+        return torch.autograd.grad((function(z) * (2 - 1j)).imag.sum(), [z, module.params])
+
+    close(derive(module), derive(lambda z: z * z * module.params))
+
+
+def test_what_needs_no_gradient_gets_none():
+    module, _ = pair()
+    module.lower.requires_grad_(False)
+    module(X).sum().backward()
+    assert module.lower.w.grad is None
+    assert module.upper.get_parameter("0").grad is not None
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert module(X).grad_fn is None
+
+
+def test_activations_are_computed_again_under_checkpoint():
+    from torch.utils.checkpoint import checkpoint
+
+    module, expected = pair()
+    found = gradients(lambda x: checkpoint(module, x, use_reentrant=False), module)
+    close(found, gradients(expected, module))
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def test_parameters_are_copies_that_torch_owns():
+    array = jnp.asarray(normal(64))
+    module = dlbridge.bridge(lambda params, x: x * params, to="torch", params=array)
+    before = np.array(array)
+    with torch.no_grad():
+        module.params.zero_()
+    assert np.array_equal(array, before)
+
+
+def test_no_two_results_share_memory_nor_one_with_an_argument():
+    constant = jnp.ones(3)
+    inner = jax.jit(lambda x: (x, x))
+    module = bridged(lambda own, x: (x, x, own, constant, constant, *inner(x)), normal(3))
+    x = torch.zeros(3)
+    tensors = [x, module.params, *module(x)]
+    assert len({each.data_ptr() for each in tensors}) == len(tensors) == 9
+
+
+def test_what_the_backward_pass_reads_is_freed_after_it():
+    module, _ = pair()
+    outcome = module(X).sum()
+    outcome.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        outcome.backward()
+
+
+def test_strided_tensors_and_expanded_gradients():
+    module, expected = pair()
+    x = torch.from_numpy(normal(4, 6)).t()[::2]
+    close(
+        gradients(lambda x: module(x).sum() * torch.ones(()), module, x),
+        gradients(lambda x: expected(x).sum(), module, x),
+    )
+
+
+# ---- the module ----------------------------------------------------------------------------------
+
+
+class Layer(NamedTuple):
+    weight: Any
+    bias: Any
+
+
+def test_names_are_the_paths_of_the_trees():
+    params = {"layers": [Layer(normal(2), normal(2))], "1.scale": normal(1), "count": np.arange(3)}
+    module = bridged(lambda own, x: x, params)
+    assert [name for name, _ in module.named_parameters()] == [
+        "1.scale", "layers.0.weight", "layers.0.bias",
+    ]  # fmt: skip
+    assert [name for name, _ in module.named_buffers()] == ["count"]
+    assert "perceptron of jax" in str(bridged())
+
+
+def test_a_state_dict_is_saved_and_loaded():
+    module, _ = pair()
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    other = bridged(params=jax.tree.map(np.zeros_like, TREE))
+    assert not torch.equal(other(X), module(X))
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other(X), module(X))
+    other.load_state_dict(module.state_dict(), assign=True)
+    assert torch.equal(other(X), module(X))
+
+
+def test_a_deep_copy_has_parameters_of_its_own():
+    module, _ = pair()
+    other = copy.deepcopy(module)
+    assert torch.equal(other(X), module(X))
+    with torch.no_grad():
+        other.lower.w.zero_()
+    assert not torch.equal(other(X), module(X))
+
+
+def test_a_module_is_not_pickled():
+    module, _ = pair()
+    with pytest.raises(ArgumentError, match=r"cannot be pickled.*save module\.state_dict\(\)"):
+        torch.save(module, io.BytesIO())
+
+
+def test_a_part_that_is_replaced_or_parametrized_is_the_one_that_is_used():
+    module, _ = pair()
+    own = dict(module.state_dict())
+    torch.nn.utils.parametrize.register_parametrization(module.lower, "w", torch.nn.Tanh())
+    close(module(X), twin(X, own | {"lower.w": own["lower.w"].tanh()}))
+    part = torch.nn.Module()
+    part.w, part.b = torch.nn.Parameter(own["lower.w"] + 1), torch.nn.Parameter(own["lower.b"])
+    module.lower = part
+    close(module(X), twin(X, own | {"lower.w": own["lower.w"] + 1}))
+
+
+def test_casts_of_the_module_hold_in_jax():
+    module, _ = pair()
+    module.bfloat16()
+    outcome = module(X.bfloat16())
+    outcome.sum().backward()
+    assert outcome.dtype == module.lower.w.grad.dtype == torch.bfloat16
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def test_arguments_and_results_are_trees_and_the_rest_is_compiled_in():
+    def function(own, batch, *, scale, flag=True):
+        return {"z": batch["x"] * scale, "a": (batch["y"][0] + own, None if flag else own)}
+
+    module = bridged(function, normal(2))
+    batch = {"y": [torch.zeros(2)], "x": np.ones(2, np.float32)}
+    found = module(batch, scale=3.0)
+    close(found, {"z": torch.full((2,), 3.0), "a": (module.params.detach(), None)})
+    assert len(module(batch, scale=3.0, flag=False)["a"]) == 2
+
+
+def embedding():
+    return bridged(lambda own, tokens: own["e"][tokens], {"e": normal(10, 4)})
+
+
+def test_integers_of_64_bits_go_as_32_if_they_fit():
+    module = embedding()
+    tokens = torch.tensor([1, 2, 2])
+    module(tokens).sum().backward()
+    assert module.e.grad.sum(1).tolist() == [0, 4, 8, 0, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(ExchangeError, match="1099511627776 does not fit int32"):
+        module(torch.tensor([2**40]))
+
+
+def test_64_bit_numbers_need_the_switch_of_jax():
+    module, expected = pair()
+    with pytest.raises(ArgumentError, match=r"perceptron: an argument is float64.*enable_x64"):
+        module(X.double())
+    with pytest.raises(ArgumentError, match=r"perceptron: 'lower\.b' is float64.*enable_x64"):
+        module.double()(X)
+    with jax.enable_x64(True):
+        outcome = module(X.double())
+    close(outcome, expected(X.double()))
+    (outcome**2).sum().backward()  # where the switch is off again
+    found = [each.grad for each in module.parameters()]
+    close(found, gradients(expected, module, X.double())[1:])
+
+
+def dropout(own, x, key):
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x * own, 0)
+
+
+def test_a_random_key_is_one_of_jax_or_its_data():
+    module = bridged(dropout, np.float32(2))
+    key, x = jax.random.key(3), torch.ones(64, requires_grad=True)
+    outcome = module(x, key)
+    outcome.sum().backward()
+    close(outcome.detach(), x.grad)
+    data = torch.from_numpy(np.array(jax.random.key_data(key)))
+    assert torch.equal(module(x, data), outcome)
+    assert not torch.equal(module(x, jax.random.key(4)), outcome)
+
+
+def test_a_key_among_the_parameters_is_a_buffer_and_one_that_is_kept_goes_through_torch():
+    @jax.checkpoint
+    def draw(key, x):
+        return jnp.sin(x) * jax.random.normal(key, x.shape)
+
+    module = bridged(lambda own, x: draw(own["key"], x), {"key": jax.random.key(1)})
+    assert list(module.state_dict()) == ["key"]
+    x = X.clone().requires_grad_()
+    module(x).sum().backward()
+    noise = torch.from_numpy(np.array(jax.random.normal(jax.random.key(1), X.shape)))
+    close(x.grad, X.cos() * noise)
+
+
+# ---- buffers -------------------------------------------------------------------------------------
+
+
+def norm(params, buffers, x):
+    mean = x.mean(0)
+    new = {"mean": 0.9 * buffers["mean"] + 0.1 * mean, "steps": buffers["steps"] + 1}
+    return (x - mean + buffers["mean"]) * params["scale"], new
+
+
+BUFFERS = {"mean": np.zeros(4, np.float32), "steps": np.int32(0)}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_buffers_are_written_by_a_call_and_no_backward_pass_minds(compiled):
+    module = bridged(norm, {"scale": normal(4)}, buffers=BUFFERS, mutable=True)
+    function = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
+    x = X.clone().requires_grad_()
+    (function(x) * function(x)).sum().backward()
+    with torch.no_grad():
+        function(x)
+    assert int(module.steps) == 3
+    close(module.mean, X.mean(0) * (1 - 0.9**3))
+    assert len(module.state_dict()) == 3
+
+    y = X.clone().requires_grad_()
+    mean = y.mean(0)
+    rest = (0.1 * mean).detach()
+    scale = module.scale.detach()
+    ((y - mean) * scale * (y - mean + rest) * scale).sum().backward()
+    close(x.grad, y.grad)
+
+
+def test_a_function_that_returns_other_buffers_is_refused():
+    wrong = {
+        "must return \\(result, buffers\\), got": lambda own, buffers, x: x,
+        "in the structure in which they came": lambda own, buffers, x: (x, {}),
+        r"'mean' must be returned in the shape \[4\], got \[3, 4\]": (
+            lambda own, buffers, x: (x, {**buffers, "mean": x})
+        ),
+    }
+    for text, function in wrong.items():
+        with pytest.raises(ArgumentError, match=text):
+            bridged(function, (), buffers=BUFFERS, mutable=True)(X)
+
+
+# ---- torch.compile -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_a_compiled_program_has_the_call_in_one_graph(backend):
+    module, expected = pair()
+    compiled = torch.compile(lambda x: module(x * 2).relu(), fullgraph=True, backend=backend)
+    close(gradients(compiled, module), gradients(lambda x: expected(x * 2).relu(), module))
+    with torch.no_grad():
+        close(compiled(X), expected(X * 2).relu())
+
+
+def test_the_graph_has_one_operator_and_a_program_for_each_shape():
+    module, expected = pair()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    for count in (1, 2, 3):
+        close(compiled(SEVERAL[0][:count]), expected(SEVERAL[0][:count]))
+    assert len(graphs) == 3
+    assert all(graph.count(torch.ops.dlbridge_bridge.run) == 1 for graph in graphs)
+
+
+def test_trees_and_keys_cross_in_a_compiled_program():
+    module = bridged(
+        lambda own, d, *, s: {"z": d["b"] * s, "a": (d["a"][0] + own, None)}, normal(2)
+    )
+    batch = {"b": torch.ones(2), "a": [torch.zeros(2)]}
+    compiled = torch.compile(lambda d: module(d, s=3.0), fullgraph=True, backend="aot_eager")
+    close(compiled(batch), module(batch, s=3.0))
+    module = bridged(dropout, np.float32(2))
+    key = torch.tensor([0, 3], dtype=torch.uint32)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    close(compiled(X, key), module(X, jax.random.key(3)))
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jvp"])
+def test_transforms_inside_of_a_compiled_program(transform):
+    module, expected = pair()
+    function = TRANSFORMS[transform]
+    close(torch.compile(lambda: function(module), backend="aot_eager")(), function(expected), 2e-3)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_runs_in_its_process(strict):
+    module, expected = pair()
+    close(torch.export.export(module, (X,), strict=strict).module()(X), expected(X))
+
+
+def test_the_operator_of_another_process_is_refused_by_name():
+    with pytest.raises(ArgumentError, match="the graph is of another process"):
+        torch.ops.dlbridge_bridge.run([X], -1)
+
+
+# ---- both directions, and libraries of JAX -------------------------------------------------------
+
+
+def test_a_module_that_goes_to_jax_and_back_has_the_names_and_values_of_the_first():
+    first = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    function, params = dlbridge.bridge(first, to="jax")
+    module = dlbridge.bridge(
+        lambda own, x: function({"params": own, "buffers": {}}, x),
+        to="torch",
+        params=params["params"],
+    )
+    own = dict(module.named_parameters())
+    assert own.keys() == dict(first.named_parameters()).keys()
+    for each in (module, first):
+        (each(X) ** 2).sum().backward()
+    close(module(X), first(X))
+    for name, each in first.named_parameters():
+        close(own[name].grad, each.grad)
+
+
+def test_an_equinox_module_is_its_own_tree_of_parameters():
+    equinox = pytest.importorskip("equinox")
+    model = equinox.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+    module = dlbridge.bridge(lambda model, x: jax.vmap(model)(x), to="torch", params=model)
+    assert list(module.state_dict()) == [
+        "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias",
+    ]  # fmt: skip
+    other = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    names = zip(other.state_dict(), module.state_dict().values(), strict=True)
+    other.load_state_dict(dict(names))
+    close(gradients(module, module), gradients(other, other))
+
+
+def test_a_flax_module_trains_its_parameters_and_returns_its_statistics():
+    linen = pytest.importorskip("flax.linen")
+    model = linen.BatchNorm(use_running_average=False, momentum=0.9)
+    variables = model.init(jax.random.key(0), X.numpy())
+
+    def apply(params, buffers, x):
+        return model.apply({"params": params, **buffers}, x, mutable=["batch_stats"])
+
+    buffers = {"batch_stats": variables["batch_stats"]}
+    module = dlbridge.bridge(
+        apply, to="torch", params=variables["params"], buffers=buffers, mutable=True
+    )
+    module(X).sum().backward()
+    assert [name for name, _ in module.named_parameters()] == ["bias", "scale"]
+    close(module.batch_stats.mean, X.mean(0) * 0.1)
+
+
+@pytest.mark.parametrize("style", ["haiku", "nnx"])
+def test_trees_as_other_libraries_make_them(style):
+    """Haiku has a flat dict of modules by their paths; nnx nested dicts with integers."""
+    w, b = normal(4, 2), normal(2)
+    if style == "haiku":
+        params = {"mlp/~/linear_0": {"w": w, "b": b}}
+        names = ["mlp/~/linear_0.b", "mlp/~/linear_0.w"]
+        module = bridged(
+            lambda own, x: x @ own["mlp/~/linear_0"]["w"] + own["mlp/~/linear_0"]["b"], params
+        )
+    else:
+        params = {"layers": {0: {"kernel": {"value": w}, "bias": {"value": b}}}}
+        names = ["layers.0.bias.value", "layers.0.kernel.value"]
+
+        def run(own, x):
+            own = own["layers"][0]
+            return x @ own["kernel"]["value"] + own["bias"]["value"]
+
+        module = bridged(run, params)
+    assert list(module.state_dict()) == names
+    close(module(X).detach(), X @ torch.from_numpy(w) + torch.from_numpy(b))
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_cross_is_refused_with_advice():
+    with pytest.raises(UnsupportedTypeError, match=r"must be a function of JAX, got int.*wrap"):
+        dlbridge.bridge(3, to="torch", params=())
+    with pytest.raises(ArgumentError, match=r"needs params=.*; \(\) for a function"):
+        dlbridge.bridge(perceptron, to="torch")
+    with pytest.raises(ArgumentError, match="mutable=True needs buffers="):
+        dlbridge.bridge(perceptron, to="torch", params=(), mutable=True)
+    with pytest.raises(ArgumentError, match=r"bridge: narrow is for a torch\.nn\.Module"):
+        dlbridge.bridge(perceptron, to="torch", params=(), narrow="checked")
+    with pytest.raises(ArgumentError, match="bridge: params is for a function of JAX"):
+        dlbridge.bridge(torch.nn.Linear(2, 2), to="jax", params=())
+    for name in ("training", "a.type", ""):
+        with pytest.raises(ArgumentError, match=f"bridge: '{name}' cannot be the name of a tensor"):
+            bridged(perceptron, {name: normal(2)})
+    with pytest.raises(ArgumentError, match=r"two arrays .* would be called 'a\.b'"):
+        bridged(perceptron, {"a": {"b": normal(2)}, "a.b": normal(2)})
+    with pytest.raises(ArgumentError, match=r"perceptron: an argument must be .*got set"):
+        bridged()(X, {1, 2})
