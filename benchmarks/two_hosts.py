@@ -34,7 +34,10 @@ exec ip netns exec {prefix}$number unshare --uts --pid --fork --mount-proc --kil
     sh -c "hostname {prefix}$number; $*"
 """
 _NUMBERS = count()  # of the pairs of hosts that this process has made
-_OVER_TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "e0"}
+_OVER_TCP = {
+    "ucx": {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "e0"},
+    "ofi": {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "e0"},
+}
 
 
 class NoHostsError(Exception):
@@ -52,16 +55,21 @@ class Hosts(NamedTuple):
     prefix: str
     folder: Path
 
-    def command(self, *arguments: object) -> list[str]:
-        """Return the command that runs Python with these arguments on both, rank 0 on the first."""
+    def command(self, *arguments: object, ranks: int = 2, netmod: str = "ucx") -> list[str]:
+        """Return the command that runs Python with these arguments, half of the ranks on each.
+
+        MPICH sends by UCX or by libfabric, "ofi".
+        """
         beside = Path(sys.executable).parent
         mpiexec = shutil.which("mpiexec", path=f"{beside}{os.pathsep}{os.environ['PATH']}")
-        settings = [word for pair in _OVER_TCP.items() for word in ("-genv", *pair)]
+        chosen = _OVER_TCP[netmod]
+        settings = [word for pair in chosen.items() for word in ("-genv", *pair)]
         return [
             *("ip", "netns", "exec", f"{self.prefix}1"),
-            *("env", *(f"{name}={value}" for name, value in _OVER_TCP.items()), str(mpiexec)),
+            *("env", *(f"{name}={value}" for name, value in chosen.items()), str(mpiexec)),
             *("-launcher", "ssh", "-launcher-exec", str(self.folder / "launch")),
-            *("-hosts", "10.77.0.1,10.77.0.2", "-n", "2", *settings),
+            *("-hosts", "10.77.0.1,10.77.0.2", "-n", str(ranks), "-ppn", str(ranks // 2)),
+            *settings,
             *(sys.executable, *map(str, arguments)),
         ]
 

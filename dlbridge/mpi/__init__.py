@@ -53,6 +53,7 @@ from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi import buckets, collectives, messages, operators, ragged
 from dlbridge.mpi.channel import channel, in_time
 from dlbridge.mpi.engine import Request, finished, wait_all
+from dlbridge.mpi.matching import UNMATCHED
 from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
 
 __all__ = [
@@ -227,7 +228,7 @@ def recv(
         ArgumentError: `out` has another shape or dtype; the message is lost.
         MemoryError: there is no memory for the result; the message is lost.
     """
-    if comm is None and timeout is None:
+    if comm is None and timeout is None and not UNMATCHED:
         result = _recv(source, tag, to, out)
         if result is not False:
             return result

@@ -268,13 +268,13 @@ class Engine:
             operation = operation.receive or operation
             if operation.done or not operation.may_cancel:
                 return False
-            (request,) = operation.requests
-            request.Cancel()
-            while not request.Test(operation.status):  # which needs no other rank
-                pass
-            if not operation.status.Is_cancelled():  # its message has come
-                self._advance(operation)
-                return False
+            for request in operation.requests:  # none where it is matched without MPI
+                request.Cancel()
+                while not request.Test(operation.status):  # which needs no other rank
+                    pass
+                if not operation.status.Is_cancelled():  # its message has come
+                    self._advance(operation)
+                    return False
             operation.requests = ()
             operation.error = MPIError(f"{operation.call}: was cancelled")
             self._end(operation)

@@ -16,6 +16,7 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, MPIError
 from dlbridge.exchange import adapter
+from dlbridge.mpi import matching
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.values import MOST_DIMENSIONS, Destination, Kind, Source, give, take
@@ -178,15 +179,15 @@ def _await_head(
         return memoryview(posted.data), source
     mpi = over.mpi
     operation.kept.append(space)
+    memory = [space, _SPACE, mpi.BYTE]
+    if matching.must_wait(over, source):
+        message = yield from matching.Receive(over, operation, source, tag).wait()
+        request = message.Irecv(memory)
+    else:
+        request = over.messages.Irecv(memory, source, mpi.ANY_TAG if tag is None else tag)
+        operation.may_cancel = True
     operation.status = status = mpi.Status()
-    operation.may_cancel = True
-    yield (
-        over.messages.Irecv(
-            [space, _SPACE, mpi.BYTE],
-            mpi.ANY_SOURCE if source is None else source,
-            mpi.ANY_TAG if tag is None else tag,
-        ),
-    )
+    yield (request,)
     operation.status = None
     operation.may_cancel = False
     return space.data[: status.Get_count(mpi.BYTE)], status.Get_source()

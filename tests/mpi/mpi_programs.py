@@ -37,6 +37,7 @@ from dlbridge.errors import (
     MPITimeoutError,
 )
 from dlbridge.exchange.trees import tensors_of
+from dlbridge.mpi import matching
 from dlbridge.mpi import messages as mpi_messages
 from dlbridge.mpi.buckets import Bucket
 from dlbridge.mpi.channel import channel
@@ -716,6 +717,49 @@ def messages() -> None:
         check(out.copy(), x)
         refused(ArgumentError, "out must be float64[4", mpi.sendrecv, x, rank, rank, out=np.ones(3))
         check(mpi.sendrecv(x, rank, rank), x)  # the message that did not fit is gone
+
+
+def receives_from_any_rank() -> None:
+    """A message belongs to the first receive that it fits, whichever is waited for first."""
+    rank, last = mpi.rank(), mpi.size() - 1
+    for comes_first in (True, False):
+        if rank == last:
+            if not comes_first:
+                mpi.barrier()
+            for value, tag in ((1, 4), (2, 5), (3, 5), (4000, 6)):
+                mpi.isend(np.full(value, value), 0, tag)
+            if comes_first:
+                mpi.barrier()
+        elif rank:
+            mpi.barrier()
+        else:
+            if comes_first:
+                mpi.barrier()
+            requests = [mpi.irecv(), mpi.irecv(tag=5), mpi.irecv(last, 5)]
+            if not comes_first:
+                mpi.barrier()
+            assert mpi.recv(last)[0] == 4000
+            assert [each.wait()[0] for each in reversed(requests)] == [3, 2, 1]
+            assert [(each.source, each.tag) for each in requests] == [
+                (last, 4),
+                (last, 5),
+                (last, 5),
+            ]
+        mpi.barrier()
+    if rank == 0:
+        cancelled, following = mpi.irecv(), mpi.irecv()
+        assert cancelled.cancel()
+        assert not cancelled.cancel()
+        refused(MPIError, "was cancelled", cancelled.wait)
+        mpi.barrier()
+        assert following.wait()[0] == 7
+        refused(MPITimeoutError, "nothing is under way", mpi.recv, timeout=0.01)
+        assert not matching.UNMATCHED
+    else:
+        mpi.barrier()
+        if rank == last:
+            mpi.send(np.full(2, 7), 0)
+    mpi.barrier()
 
 
 def send_by_python(x: Any, dest: int, tag: int = 0) -> None:

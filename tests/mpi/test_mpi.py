@@ -36,6 +36,7 @@ TOGETHER = (
     "disagreements",
     "refusals",
     "messages",
+    "receives_from_any_rank",
     "messages_by_c",
     "messages_that_do_not_fit",
     "contents_longer_than_announced",

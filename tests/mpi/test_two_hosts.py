@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from measuring import until
-from mpi_jobs import needs_mpi
+from mpi_jobs import needs_mpi, said_by
 
 from benchmarks import two_hosts
 
@@ -27,11 +27,11 @@ def hosts() -> Iterator[two_hosts.Hosts]:
         pytest.skip(f"this machine makes no hosts: {reason}")
 
 
-def start(hosts: two_hosts.Hosts, *arguments: object) -> Any:
+def start(hosts: two_hosts.Hosts, *arguments: object, ranks: int = 2, netmod: str = "ucx") -> Any:
     """Start Python with these arguments on both hosts."""
     path = os.pathsep.join([*map(str, HERE.parents[:2]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        hosts.command(*arguments),
+        hosts.command(*arguments, ranks=ranks, netmod=netmod),
         env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,6 +48,33 @@ def test_program(name: str, hosts: two_hosts.Hosts) -> None:
             job.kill()
     assert job.returncode == 0, out + error
     assert sorted(out.splitlines()) == [f"{name} ok 0", f"{name} ok 1"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("ranks", "netmod", "how"),
+    [
+        (2, "ucx", "undisturbed"),
+        (4, "ucx", "late"),
+        (4, "ofi", "undisturbed"),
+        (2, "ucx", "cut"),
+        (4, "ofi", "cut"),
+    ],
+)
+def test_whole_programs_give_the_values_of_one_process(
+    ranks: int, netmod: str, how: str, hosts: two_hosts.Hosts, tmp_path: Path
+) -> None:
+    program = HERE / "whole_programs.py"
+    with start(hosts, program, tmp_path, how, ranks=ranks, netmod=netmod) as job:
+        try:
+            out, error = job.communicate(timeout=280)
+        finally:
+            job.kill()
+    said = said_by(tmp_path, ranks, subprocess.CompletedProcess([], job.returncode, out, error))
+    status, error = said.pop("the end")
+    assert status == 0, error
+    assert len(said) == 10
+    assert all(answers == ["ok"] * ranks for answers in said.values()), said
 
 
 def test_a_host_that_dies_ends_the_job(hosts: two_hosts.Hosts) -> None:

@@ -25,15 +25,16 @@ pytestmark = [pytest.mark.mpi]
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Said]:
-    """Return a function that runs all programs on so many ranks, once."""
-    known: dict[int, Said] = {}
+def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Said]:
+    """Return a function that runs all programs on so many ranks, once for each disturbance."""
+    known: dict[tuple[int, str], Said] = {}
 
-    def run(count: int) -> Said:
-        if count not in known:
+    def run(count: int, how: str) -> Said:
+        if (count, how) not in known:
             folder = tmp_path_factory.mktemp(f"ranks{count}")
-            known[count] = said_by(folder, count, start(count, PROGRAMS, folder, *NAMES))
-        return known[count]
+            done = start(count, PROGRAMS, folder, how, *NAMES)
+            known[count, how] = said_by(folder, count, done)
+        return known[count, how]
 
     return run
 
@@ -41,10 +42,37 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Said]:
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.full
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("count", "how"),
+    [(2, "undisturbed"), (3, "undisturbed"), (4, "undisturbed"), (2, "late"), (3, "late")],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_gives_the_values_of_one_process(
-    name: str, count: int, together: Callable[[int], Said]
+    name: str, count: int, how: str, together: Callable[[int, str], Said]
 ) -> None:
-    said = together(count)
+    said = together(count, how)
     assert said.get(name) == ["ok"] * count, said.get(name, said["the end"])
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_receives_from_any_rank_find_messages_that_mpich_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over UCX's TCP, those that come before a receive from any rank is posted."""
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    monkeypatch.setenv("MPIR_CVAR_NOLOCAL", "1")  # else MPICH uses memory that is shared
+    done = start(3, PROGRAMS, tmp_path, "undisturbed", "parameter_server", timeout=100)
+    assert said_by(tmp_path, 3, done)["parameter_server"] == ["ok"] * 3, done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_that_ends_in_the_middle_ends_the_job(name: str, how: str, tmp_path: Path) -> None:
+    done = start(3, PROGRAMS, tmp_path, how, name, timeout=100)
+    assert done.returncode != 0
+    if how == "interrupted":
+        assert "KeyboardInterrupt" in done.stderr, done.stderr

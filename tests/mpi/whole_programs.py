@@ -1,17 +1,27 @@
 """Programs as people write them over `dlbridge.mpi`; test_whole_programs.py runs them on ranks.
 
-Each compares with what one process computes from all data.
+Each compares with what one process computes from all data. They run undisturbed, with ranks that
+are late and interrupted, over a link that is cut for a while, and with a rank that ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
+import subprocess
 import sys
+import threading
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import pause
+from mpi_jobs import say_where_on_request
 
 import dlbridge.graph as tf
 from dlbridge import mpi
@@ -174,17 +184,101 @@ def spmd_graph() -> None:
                 assert session.run(add) == step * SIZE * (SIZE + 1)
 
 
+NAMES = (
+    "bucketed_data_parallel",
+    "mixture_of_experts",
+    "pipeline",
+    "halo",
+    "ring",
+    "parameter_server",
+    "scattered_work",
+    "sharded_optimizer",
+    "transform_in_two_dimensions",
+    "spmd_graph",
+)
+
+# ---- disturbances --------------------------------------------------------------------------------
+
+
+@contextmanager
+def undisturbed() -> Iterator[range]:
+    yield range(1)
+
+
+@contextmanager
+def late() -> Iterator[range]:
+    """Signals come at random times, into waits as into steps, and delay what they interrupt."""
+    chosen = random.Random(RANK)
+
+    def handle(*_: Any) -> None:
+        if chosen.random() < 0.3:
+            pause(0.02)
+        signal.setitimer(signal.ITIMER_REAL, chosen.uniform(0.0005, 0.01))
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    try:
+        yield range(10)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def cut() -> Iterator[range]:
+    """The link between the hosts is down for a moment, then up again."""
+
+    def link() -> None:
+        for state in ("down", "up"):
+            subprocess.run(["ip", "link", "set", "e0", state], check=True)
+            pause(0.3)
+
+    thread = threading.Thread(target=link)
+    if RANK == 0:
+        thread.start()
+    try:
+        yield range(20)
+    finally:
+        if RANK == 0:
+            thread.join()
+
+
+DISTURBANCES: dict[str, Callable[[], AbstractContextManager[range]]] = {
+    "undisturbed": undisturbed,
+    "late": late,
+    "cut": cut,
+}
+ENDS = {"killed": signal.SIGKILL, "interrupted": signal.SIGINT}
+
+
 def main() -> None:
-    folder, *names = sys.argv[1:]
+    say_where_on_request()
+    folder, how, *names = sys.argv[1:]
+    if how in ENDS:
+        repeat_until(ENDS[how], *names)
     with (Path(folder) / str(RANK)).open("w") as file:
-        for name in names:
+        for name in names or NAMES:
+            program = globals()[name]
             try:
-                globals()[name]()
+                with DISTURBANCES[how]() as rounds:
+                    for _ in rounds:
+                        program()
                 said = "ok"
             except BaseException:
                 said = traceback.format_exc()
             file.write(json.dumps([name, said]) + "\n")
             file.flush()
+
+
+def repeat_until(number: int, name: str) -> None:
+    """Repeat a program without end; the last rank gets a signal that it does not survive."""
+    program = globals()[name]
+    program()
+    if RANK == SIZE - 1:
+        seconds = random.uniform(0.001, 0.05)
+        threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+    while True:
+        program()
 
 
 if __name__ == "__main__":
