@@ -50,7 +50,7 @@ extern "C" {
 
 typedef enum {               /* of a scalar */
                DLB_NONE = 0, /* an optional scalar that was left out */
-               DLB_INT = 1,  /* also bool: 0 or 1 */
+               DLB_INT = 1,  /* also bool: 0 or 1, and dtype: see dlb_get_dtype */
                DLB_FLOAT = 2,
                DLB_STRING = 3
 } dlb_scalar_kind;
@@ -94,6 +94,12 @@ static inline double dlb_get_float(const void *context, int index) {
 static inline int64_t dlb_get_int(const void *context, int index) {
     const dlb_scalar *scalar = &((const dlb_context *)context)->scalars[index];
     return scalar->kind == DLB_FLOAT ? (int64_t)scalar->value.f : scalar->value.i;
+}
+
+static inline DLDataType dlb_get_dtype(const void *context, int index) {
+    int64_t key = ((const dlb_context *)context)->scalars[index].value.i;
+    DLDataType dtype = {(uint8_t)key, (uint8_t)(key >> 8), (uint16_t)(key >> 16)};
+    return dtype;
 }
 
 static inline int dlb_is_missing(const DLTensor *tensor) {

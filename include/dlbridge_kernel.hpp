@@ -306,6 +306,10 @@ class call {
         scalar(place);
         return dlb_get_int(context_, place);
     }
+    DLDataType get_dtype(int place) const {
+        scalar(place);
+        return dlb_get_dtype(context_, place);
+    }
     const char *get_string(int place) const {
         check(scalar(place).kind == DLB_STRING, "scalar ", place, " is no text");
         return scalar(place).value.s;

@@ -305,6 +305,7 @@ def set_kernel_hooks(
     value_error: type[Exception] = ...,
     kernel_error: type[Exception] = ...,
     memory_error: type[Exception] = ...,
+    dtype: type = ...,
 ) -> None:
     """Connect dlbridge.kernels. `explain(name, schema, tensors, scalars, index, reason,
     other, count, place)` returns the exception for tensor `index` (inputs, then results; each None

@@ -61,4 +61,8 @@ static inline uint32_t dlb_dtype_key(DLDataType dtype) {
     return dtype.code | (uint32_t)dtype.bits << 8 | (uint32_t)dtype.lanes << 16;
 }
 
+static inline DLDataType dlb_dtype_of_key(uint32_t key) {
+    return (DLDataType){(uint8_t)key, (uint8_t)(key >> 8), (uint16_t)(key >> 16)};
+}
+
 #endif /* DLBRIDGE_CORE_CORE_H_ */

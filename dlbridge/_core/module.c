@@ -208,7 +208,7 @@ static PyMethodDef methods[] = {
      "package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
      "set_kernel_hooks($module, /, *, explain=..., slow_call=..., type_error=..., "
-     "value_error=..., kernel_error=..., memory_error=...)\n--\n\nConnect "
+     "value_error=..., kernel_error=..., memory_error=..., dtype=...)\n--\n\nConnect "
      "dlbridge.kernels."},
     {"debug_kernels", dlb_debug_kernels, METH_VARARGS,
      "debug_kernels($module, enabled, nans, /)\n--\n\nSwitch debug mode of kernels on "

@@ -83,10 +83,13 @@ def _parameters(schema: Schema, framework: str) -> str:
 
 
 def _parameter(part: Parameter, tensor: str) -> str:
-    kind = tensor if part.is_tensor else part.kind
+    kind = tensor if part.is_tensor else _TYPES.get(part.kind, part.kind)
     kind += " | None" if part.optional else ""
     default: Any = part.default
     return f"{part.name}: {kind}" + ("" if default is MISSING else f" = {_literal(default)}")
+
+
+_TYPES = {"dtype": "object"}  # of any framework, or a name
 
 
 def _literal(value: object) -> str:

@@ -329,7 +329,7 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
             return result
     arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
     name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
-    if name not in _TRACING and not all(isinstance(each, _SCALARS) for each in arguments.scalars):
+    if name not in _TRACING and not all(isinstance(each, _ARRANGED) for each in arguments.scalars):
         arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
     return binding(name).serve(kernel, arguments)
 
@@ -337,6 +337,7 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
 # Frameworks whose programs have scalars that are no numbers yet.
 _TRACING = frozenset(("jax", "tensorflow", "torch"))
 _SCALARS = (bool, int, float, str, type(None))
+_ARRANGED = (*_SCALARS, DType)
 
 
 def _named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, Any]]:
@@ -632,7 +633,8 @@ def explain_mismatch(
     tensors = [None if one is None else _read_described(*one) for one in described]
     count = len(schema.tensors)
     try:
-        bindings = schema.bind(tensors[:count], scalars)
+        read = None if scalars is None else schema.read_scalars(scalars)
+        bindings = schema.bind(tensors[:count], read)
         schema.results_of(bindings)
         if len(tensors) > count:
             schema.check_out(bindings, tensors[count:])

@@ -12,6 +12,7 @@ from weakref import ref
 
 from dlbridge import registry
 from dlbridge._core import native
+from dlbridge.dtype import DType
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding, debugging
 from dlbridge.kernels.gradients import Automatic
@@ -395,6 +396,7 @@ native.set_kernel_hooks(
     value_error=ArgumentError,
     kernel_error=KernelError,
     memory_error=AllocationError,
+    dtype=DType,
 )
 native.seal_kernel_type(Kernel)
 debugging.read_environment()

@@ -159,7 +159,8 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
     """Return the kernels of an argument that is one, several, or a library of them.
 
     Raises:
-        ArgumentError: there is anything else, or a kernel without a schema.
+        ArgumentError: there is anything else, or a kernel that no model can have: it has no
+            schema, or an argument that is a dtype.
     """
     if isinstance(given, Library):
         given = given.kernels.values()
@@ -171,6 +172,12 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
             raise ArgumentError(
                 f"{call}: {kernel.name} has no schema, which operators of a model need"
             )
+        for part in kernel.schema.scalars:
+            if part.kind == "dtype":
+                raise ArgumentError(
+                    f"{call}: {kernel.name}: argument {part.name!r} is a dtype, and in ONNX no "
+                    "attribute says the dtype of a result; pass a kernel for each dtype"
+                )
     return found
 
 

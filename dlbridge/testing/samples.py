@@ -157,13 +157,15 @@ def dtype_choices(schema: Schema) -> list[dict[str, DType]]:
 
     The first has the widest floating dtypes, in which derivatives are compared.
     """
-    sets = []
+    sets, variables = [], []
     for each in schema.dtypes:
+        if not each.text:  # a scalar says it
+            continue
+        variables.append(each.variable)
         members = list(each.dtypes or map(as_dtype, ANY_DTYPE))
         members.sort(key=lambda dtype: (not dtype.is_floating, -dtype.bits))
         sets.append(members)
     count = max(map(len, sets), default=1)
-    variables = [each.variable for each in schema.dtypes]
     return [
         {name: members[at % len(members)] for name, members in zip(variables, sets, strict=True)}
         for at in range(count)
@@ -184,6 +186,10 @@ def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **em
         for each in schema.scalars
     }
     extents |= {name: value for name, value in scalars.items() if name in extents}
+    for each in schema.scalars:
+        if each.kind == "dtype" and scalars[each.name] is not None:
+            scalars[each.name] = as_dtype(scalars[each.name])
+    dtypes = {**dtypes, **{name: scalars[name] for _, name in schema.typed}}
     packs = {name: tuple(empty.get(name, recipe.sizes.get(name, PACK))) for name in schema.packs}
     rng = np.random.default_rng(seed)
     tensors, values = [], []

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dlbridge._core import native
+from dlbridge.dtype import DType
 from dlbridge.testing import samples
 from dlbridge.testing.checking import Inapplicable, Subject
 
@@ -23,10 +24,16 @@ def check_opcheck(subject: Subject) -> None:
     operator = getattr(getattr(torch.ops, schema.namespace), schema.name).default
     called: list[Any] = []
     sample.function(lambda *args, **kwargs: called.extend((args, kwargs)))(*_leaves(subject))
-    found = torch.library.opcheck(operator, called[0], called[1], raise_exception=False)
+    args = tuple(map(_own_dtype, called[0]))
+    kwargs = {name: _own_dtype(value) for name, value in called[1].items()}
+    found = torch.library.opcheck(operator, args, kwargs, raise_exception=False)
     wrong = [f"{name}: {end}" for name, end in found.items() if end != "SUCCESS"]
     if wrong:
         raise AssertionError("; ".join(wrong))
+
+
+def _own_dtype(value: Any) -> Any:
+    return value.to("torch") if isinstance(value, DType) else value
 
 
 def check_compile(subject: Subject) -> None:

@@ -722,6 +722,13 @@ SCHEMA = "launch::wrong(x: f32[n]) -> f32[n]"
         ({"schema": None}, "needs a schema"),
         (
             {
+                "schema": "launch::wrong(x: f32[n], to: dtype) -> to[n]",
+                "abi": "void(const float *x, void *out, DLDataType to)",
+            },
+            "'to' is a dtype, which a GPU kernel cannot read",
+        ),
+        (
+            {
                 "schema": "launch::wrong(x: f32[2*n]) -> f32[2*n]",
                 "abi": "void(const float *x, float *out)",
             },

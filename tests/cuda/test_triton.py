@@ -133,6 +133,10 @@ REFUSED: dict[str, tuple[str, str | None, dict[str, Any], str]] = {
         "t::refused(x: f32[2*n], *, a: float) -> f32[2*n]", None, GRID,
         "parameter 'n' means nothing here",
     ),
+    "a dtype": (
+        "t::refused(x: f32[n], *, a: dtype) -> a[n]", None, GRID,
+        "parameter 'a' means nothing here",
+    ),
     "unknown in abi": (SCHEMA, "(x, out, q)", GRID, "abi: 'q' means nothing here"),
 }  # fmt: skip
 

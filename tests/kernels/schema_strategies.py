@@ -17,6 +17,7 @@ DEFAULTS: dict[str, Any] = {
     "float": st.floats().map(repr),
     "bool": st.booleans().map(str),
     "str": st.sampled_from(['"a"', "''", '"\\""', "'\\t'", '"é"']),
+    "dtype": st.sampled_from(["f32", "float64", "bool", "i4x2"]),
 }
 
 
@@ -38,12 +39,12 @@ dims = st.one_of(
 
 
 @st.composite
-def tensor_types(draw: Any) -> str:
+def tensor_types(draw: Any, dtypes: tuple[str, ...] = DTYPES) -> str:
     """Return `dtype[dims]`."""
     listed = draw(st.lists(dims, max_size=3))
     if draw(st.integers(0, 3)) == 0:
         listed.insert(draw(st.integers(0, len(listed))), draw(st.sampled_from(("...", "*b"))))
-    return f"{draw(st.sampled_from(DTYPES))}[{', '.join(listed)}]"
+    return f"{draw(st.sampled_from(dtypes))}[{', '.join(listed)}]"
 
 
 @st.composite
@@ -68,16 +69,18 @@ def sizes(draw: Any) -> list[str]:
 @st.composite
 def schema_texts(draw: Any) -> str:
     """Return a text that is a schema, apart from rules between its parts."""
-    tensors = draw(st.lists(tensor_types(), min_size=1, max_size=4))
+    typed = draw(st.sampled_from(((), (), ("to: dtype",), ("to: dtype? = f32",))))
+    dtypes = (*DTYPES, "to", "to", "to") if typed else DTYPES  # the dtype that an argument says
+    tensors = draw(st.lists(tensor_types(dtypes), min_size=1, max_size=4))
     items = []
     for number, text in enumerate(tensors):
         mark = draw(st.sampled_from(("", "", "!")))
         items.append(f"x{number}{mark}: {text}{draw(st.sampled_from(('', '', '?')))}")
     by_name = [draw(scalars(number)) for number in range(draw(st.integers(0, 3)))]
-    by_name = draw(st.permutations(by_name + draw(sizes())))
+    by_name = draw(st.permutations([*by_name, *draw(sizes()), *typed]))
     if by_name:
         items += ["*", *by_name]
-    results = draw(st.lists(tensor_types(), max_size=2))
+    results = draw(st.lists(tensor_types(dtypes), max_size=2))
     return f"ns::f({', '.join(items)})" + (f" -> ({', '.join(results)})" if results else "")
 
 
@@ -101,7 +104,7 @@ SOME_DTYPES = tuple([DType(name) for name in ("float32", "float64", "int32", "bo
 FEW_SIZES = st.integers(0, 5)
 
 
-VALUES = {"int": 5, "float": 2.5, "bool": True, "str": "é"}
+VALUES = {"int": 5, "float": 2.5, "bool": True, "str": "é", "dtype": SOME_DTYPES[1]}
 
 
 @st.composite
@@ -129,6 +132,9 @@ def bound_calls(draw: Any) -> tuple[Schema, list[Described | None], list[Any]]:
     values: list[Any] = [None if part.optional else VALUES[part.kind] for part in schema.scalars]
     for place, name in schema.sizes:
         values[place] = draw(st.integers(-1, 5)) if draw(st.integers(0, 9)) == 0 else names[name]
+    for place, name in schema.typed:
+        if not (schema.scalars[place].optional and draw(st.booleans())):
+            values[place] = dtypes[name]
     return schema, tensors, values
 
 

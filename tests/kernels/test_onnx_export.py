@@ -88,5 +88,8 @@ def test_kernels_that_a_model_cannot_have_are_refused() -> None:
     writing = dlbridge.compile_c(SOURCE, "mix", "onnx_export::writing(x!: f64[n]) -> f64[n]")
     with pytest.raises(ArgumentError, match="onnx_export::writing writes x"):
         dlbridge.onnx_translations(writing)
+    typed = dlbridge.compile_c(SOURCE, "mix", "onnx_export::typed(x: f64[n], to: dtype) -> to[n]")
+    with pytest.raises(ArgumentError, match="onnx_export::typed: argument 'to' is a dtype"):
+        dlbridge.onnx_translations(typed)
     with pytest.raises(ArgumentError, match="must be kernels, got str"):
         dlbridge.onnx_translations(["mix"])

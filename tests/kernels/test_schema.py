@@ -236,7 +236,7 @@ expected ':' after 'x', got 'f32'
 expected a dtype, as in 'f32[n]', or a scalar type, got ')'
 | a::f(x: )
           ^
-expected '[' after 'f32' (scalars are int, float, bool, str), got ')'
+expected '[' after 'f32' (scalars are int, float, bool, str, dtype), got ')'
 | a::f(x: f32)
              ^
 unknown dtype 'f33' (f32, bf16, bool, float32, …; float, int, uint, complex, number, any)

@@ -46,12 +46,17 @@ def test_the_native_core_reads_plain_tuples() -> None:
             (0, (("n", 0),), True, False),
         ),
         ((0, (("p", 0),)), (2, ())),
-        (("float", False, -1), ("int", True, -1), ("str", False, -1), ("bool", False, -1)),
+        (
+            ("float", False, -1, -1),
+            ("int", True, -1, -1),
+            ("str", False, -1, -1),
+            ("bool", False, -1, -1),
+        ),
         (),
     )
     schema = Schema.parse("a::f(x: f32[n], *, s: float, k: int) -> f32[n, 2*k]")
     assert schema.encode()[1] == 2
-    assert schema.encode()[5] == (("float", False, -1), ("int", False, 1))
+    assert schema.encode()[5] == (("float", False, -1, -1), ("int", False, 1, -1))
     schema = Schema.parse("a::f(x: f32[2*n, n*m], y: f32[1, m+k], *, k: int) -> f32[n]")
     assert schema.encode()[6] == ((0, 0, 0), (0, 1, 1))
 

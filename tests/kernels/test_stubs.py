@@ -24,6 +24,7 @@ SOURCE = """
 EXPORT(scale, "typed::scale(x: f64[n], y: f64[n]? = None, *, by: float = 2.0, far: float = inf,"
               " k: int? = None, flag: bool, word: str = 'a') -> f64[n]");
 EXPORT(split, "typed::split(x: f64[n], *, k: int) -> (low: f64[k], high: f64[n-k])");
+EXPORT(cast, "typed::cast(x: f64[n], *, to: dtype = f32) -> to[n]");
 EXPORT(add_to, "typed::add_to(x!: f64[n], y: f64[n])");
 EXPORT(twice, "typed::twice(x: f64[n]) -> f64[n]");
 EXPORT(other, "elsewhere::twice(x: f64[n]) -> f64[n]");
@@ -72,6 +73,11 @@ def test_several_results_are_a_tuple(library: Path, capsys: pytest.CaptureFixtur
     assert call == "x: jax.Array, *, k: int -> tuple[jax.Array, jax.Array]"
 
 
+def test_a_dtype_may_be_of_any_framework(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (call,) = stub(library, capsys, "--frameworks", "jax")["_cast"]
+    assert call == "x: jax.Array, *, to: object=... -> jax.Array"
+
+
 def test_a_written_argument_is_returned_where_arrays_never_change(
     library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +92,7 @@ def test_only_attributes_of_the_library_have_a_type(
     library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two namespaces have a `twice`, which `library.twice` does not give."""
-    assert stub(library, capsys).keys() == {"_scale", "_split", "_add_to"}
+    assert stub(library, capsys).keys() == {"_scale", "_split", "_cast", "_add_to"}
 
 
 @pytest.mark.full

@@ -609,11 +609,23 @@ static int return_results(python_call *call, PyObject *value) {
 
 /* ---- arguments ---- */
 
+/* As the function's framework has it. */
+static PyObject *dtype_object(const python_call *call, uint32_t key) {
+    PyObject *dtype = dlb_dtype_object(dlb_dtype_of_key(key));
+    return dtype ? PyObject_CallMethod(call->self->support, "own_dtype", "N", dtype)
+                 : NULL;
+}
+
 static PyObject *scalar_object(const python_call *call, int index) {
     const dlb_scalar *scalar = &call->frame->scalars[index];
+    const dlb_signature *signature = call->kernel->signature;
+    const dlb_scalar_parameter *parameter =
+        signature ? &signature->scalars[index] : NULL;
     switch (scalar->kind) {
     case DLB_INT:
-        if (call->kernel->signature && call->kernel->signature->scalars[index].is_bool)
+        if (parameter != NULL && parameter->is_dtype)
+            return dtype_object(call, (uint32_t)scalar->value.i);
+        if (parameter != NULL && parameter->is_bool)
             return PyBool_FromLong(scalar->value.i != 0);
         return PyLong_FromLongLong(scalar->value.i);
     case DLB_FLOAT:

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TYPE_NONE, TYPE_INT, TYPE_BOOL, TYPE_FLOAT, TYPE_STRING = 8 };
+enum { TYPE_NONE, TYPE_INT, TYPE_BOOL, TYPE_FLOAT, TYPE_DTYPE = 5, TYPE_STRING = 8 };
 enum {
     FIRST_OBJECT_TYPE = 64,
     TYPE_AT = 8,
@@ -239,9 +239,13 @@ static any from_scalar(const dlb_kernel *kernel, const dlb_frame *frame, int ind
     any value = {.type = types[scalar->kind & 3]};
     if (scalar->kind != DLB_NONE)
         value.value.i = scalar->value.i; /* any member: all are 8 bytes */
-    if (value.type == TYPE_INT && kernel->signature != NULL &&
-        kernel->signature->scalars[index].is_bool)
-        value.type = TYPE_BOOL;
+    if (value.type == TYPE_INT && kernel->signature != NULL) {
+        const dlb_scalar_parameter *parameter = &kernel->signature->scalars[index];
+        if (parameter->is_bool)
+            value.type = TYPE_BOOL;
+        if (parameter->is_dtype) /* a DLDataType has the bits of its key */
+            value.type = TYPE_DTYPE;
+    }
     return value;
 }
 

@@ -658,7 +658,8 @@ static bool has_same_sizes(const dlb_signature *signature, const dlb_call_cache 
     if (signature == NULL || !signature->has_sizes)
         return true;
     for (int32_t i = 0; i < signature->scalar_count; i++)
-        if (signature->scalars[i].name >= 0 && scalars[i].value.i != cache->sizes[i])
+        if ((signature->scalars[i].name >= 0 || signature->scalars[i].dtype >= 0) &&
+            scalars[i].value.i != cache->sizes[i])
             return false;
     return true;
 }

@@ -202,6 +202,18 @@ static int parse_int(PyObject *object, dlb_scalar *scalar) {
     return overflow ? DLB_DECLINED : 0;
 }
 
+static int parse_dtype(PyObject *object, dlb_scalar *scalar) {
+    if ((PyObject *)Py_TYPE(object) != dlb_hooks.dtype)
+        return DLB_DECLINED;
+    PyObject *triple = PyObject_GetAttrString(object, "triple");
+    DLDataType dtype;
+    int status = triple == NULL ? -1 : dlb_parse_dtype(triple, &dtype);
+    Py_XDECREF(triple);
+    if (status == 0)
+        *scalar = (dlb_scalar){DLB_INT, {.i = dlb_dtype_key(dtype)}};
+    return status;
+}
+
 int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
                      dlb_scalar *scalar) {
     dlb_scalar_kind wanted = parameter ? parameter->kind : DLB_NONE;
@@ -210,6 +222,8 @@ int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
     *scalar = (dlb_scalar){DLB_NONE, {0}};
     if (object == Py_None)
         return parameter == NULL || parameter->optional ? 0 : DLB_DECLINED;
+    if (parameter != NULL && parameter->is_dtype)
+        return parse_dtype(object, scalar);
     if (PyBool_Check(object) ? parameter == NULL || wants_bool
                              : PyLong_CheckExact(object) && !wants_bool)
         status = parse_int(object, scalar);

@@ -168,7 +168,8 @@ typedef struct dlb_call_cache {
     uint32_t written; /* bits of inputs and results */
     DLDevice device;  /* of them all */
     const dlb_target *target;
-    int64_t sizes[DLB_MAX_SCALARS]; /* of the scalars that are dimensions */
+    int64_t sizes[DLB_MAX_SCALARS]; /* of scalars: those that are dimensions or dtypes
+                                       are compared */
     dlb_cached_tensor tensors[DLB_CACHED_TENSORS];
 } dlb_call_cache;
 

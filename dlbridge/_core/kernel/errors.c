@@ -319,16 +319,17 @@ int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
 PyObject *dlb_set_kernel_hooks(PyObject *Py_UNUSED(module), PyObject *args,
                                PyObject *kwargs) {
     static char *names[] = {"explain",      "slow_call",    "type_error", "value_error",
-                            "kernel_error", "memory_error", NULL};
+                            "kernel_error", "memory_error", "dtype",      NULL};
     PyObject **targets[] = {&dlb_hooks.explain,      &dlb_hooks.slow_call,
                             &dlb_hooks.type_error,   &dlb_hooks.value_error,
-                            &dlb_hooks.kernel_error, &dlb_hooks.memory_error};
-    PyObject *values[6] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOO:set_kernel_hooks", names,
+                            &dlb_hooks.kernel_error, &dlb_hooks.memory_error,
+                            &dlb_hooks.dtype};
+    PyObject *values[7] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOO:set_kernel_hooks", names,
                                      &values[0], &values[1], &values[2], &values[3],
-                                     &values[4], &values[5]))
+                                     &values[4], &values[5], &values[6]))
         return NULL;
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 7; i++)
         if (values[i] != NULL)
             Py_XSETREF(*targets[i], Py_NewRef(values[i]));
     Py_RETURN_NONE;

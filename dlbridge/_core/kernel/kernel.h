@@ -62,8 +62,10 @@ typedef struct {
 
 typedef struct {
     dlb_scalar_kind kind;
-    int32_t name; /* the dimension that it is, of kind DLB_INT; -1: none */
+    int32_t name;  /* the dimension that it is, of kind DLB_INT; -1: none */
+    int32_t dtype; /* the dtype variable that it is, of kind DLB_INT; -1: none */
     bool optional, is_bool;
+    bool is_dtype; /* of kind DLB_INT: a dlb_dtype_key */
 } dlb_scalar_parameter;
 
 /* One dtype variable: all parameters that name it have the same dtype, one of `keys`
@@ -87,7 +89,7 @@ typedef struct {
     const dlb_solution *solutions; /* in the order in which they can be found */
     bool has_mutated;
     bool has_expressions; /* in inputs */
-    bool has_sizes;       /* scalars that are dimensions */
+    bool has_sizes;       /* scalars that are dimensions or dtypes of tensors */
 } dlb_signature;
 
 typedef struct { /* only what has its bit set below has a meaning */
@@ -343,6 +345,7 @@ void dlb_entry_unpin(dlb_entry *entry, const dlb_kernel *kernel);
 typedef struct {
     PyObject *explain, *slow_call;
     PyObject *type_error, *value_error, *kernel_error, *memory_error; /* classes */
+    PyObject *dtype;                                                  /* the class */
 } dlb_kernel_hooks;
 extern dlb_kernel_hooks dlb_hooks;
 

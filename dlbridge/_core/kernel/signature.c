@@ -163,7 +163,11 @@ static bool match_expressions(const dlb_signature *signature,
 static bool bind_sizes(const dlb_signature *signature, const dlb_scalar *scalars,
                        dlb_bindings *bindings) {
     for (int32_t i = 0; i < signature->scalar_count; i++) {
-        int32_t name = signature->scalars[i].name;
+        int32_t name = signature->scalars[i].name, dtype = signature->scalars[i].dtype;
+        if (dtype >= 0 && scalars[i].kind != DLB_NONE) {
+            bindings->has_dtype |= BIT(dtype);
+            bindings->dtypes[dtype] = (uint32_t)scalars[i].value.i;
+        }
         if (name < 0)
             continue;
         if (scalars[i].value.i < 0)
@@ -246,7 +250,7 @@ static bool find_dtype(const dlb_signature *signature, int32_t index,
     uint32_t key = set->key_count == 1 ? set->keys[0] : 0;
     if (bindings->has_dtype & BIT(index))
         key = bindings->dtypes[index];
-    *dtype = (DLDataType){(uint8_t)key, (uint8_t)(key >> 8), (uint16_t)(key >> 16)};
+    *dtype = dlb_dtype_of_key(key);
     return key != 0;
 }
 
@@ -513,28 +517,36 @@ static void read_dtypes(reader *in, tables *out) {
     }
 }
 
-/* (kind, optional, name or -1) */
+/* (kind, optional, name or -1, dtype or -1) */
 static void read_scalar(reader *in, dlb_signature *signature,
                         dlb_scalar_parameter *scalar) {
     static const struct {
         const char *name;
         dlb_scalar_kind kind;
-    } kinds[] = {
-        {"int", DLB_INT}, {"bool", DLB_INT}, {"float", DLB_FLOAT}, {"str", DLB_STRING}};
-    read_length(in, 3, 3, "a scalar");
+    } kinds[] = {{"int", DLB_INT},
+                 {"bool", DLB_INT},
+                 {"dtype", DLB_INT},
+                 {"float", DLB_FLOAT},
+                 {"str", DLB_STRING}};
+    read_length(in, 4, 4, "a scalar");
     int64_t name = read_word(in, 1, INT64_MAX, "the kind of a scalar");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (name == word_of(kinds[i].name)) {
             scalar->kind = kinds[i].kind;
             scalar->is_bool = i == 1;
+            scalar->is_dtype = i == 2;
         }
     check(in, scalar->kind != DLB_NONE, "the kind of a scalar");
     scalar->optional = read_word(in, 0, 1, "optional");
     scalar->name =
         (int32_t)read_word(in, -1, signature->name_count - 1, "the name of a scalar");
-    bool is_int = scalar->kind == DLB_INT && !scalar->is_bool && !scalar->optional;
+    bool is_int = scalar->kind == DLB_INT && !scalar->is_bool && !scalar->is_dtype &&
+                  !scalar->optional;
     check(in, scalar->name < 0 || is_int, "a scalar that is a dimension");
-    signature->has_sizes |= scalar->name >= 0;
+    scalar->dtype =
+        (int32_t)read_word(in, -1, signature->dtype_count - 1, "the dtype of a scalar");
+    check(in, scalar->dtype < 0 || scalar->is_dtype, "a scalar that is a dtype");
+    signature->has_sizes |= scalar->name >= 0 || scalar->dtype >= 0;
 }
 
 /* (parameter, dim, name): of an input that must be passed, an expression with the name,

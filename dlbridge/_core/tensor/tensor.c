@@ -446,9 +446,13 @@ static PyObject *cached(PyObject *cache, long long key, PyObject *make,
     return value;
 }
 
+PyObject *dlb_dtype_object(DLDataType dtype) {
+    return cached(dlb.dtypes, dlb_dtype_key(dtype), dlb.make_dtype,
+                  Py_BuildValue("(iii)", dtype.code, dtype.bits, dtype.lanes));
+}
+
 static PyObject *get_dtype(PyObject *self, void *Py_UNUSED(closure)) {
-    return cached(dlb.dtypes, dlb_dtype_key(as_tensor(self)->dl.dtype), dlb.make_dtype,
-                  get_dtype_triple(self, NULL));
+    return dlb_dtype_object(as_tensor(self)->dl.dtype);
 }
 
 static PyObject *get_device(PyObject *self, void *Py_UNUSED(closure)) {

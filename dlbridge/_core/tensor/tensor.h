@@ -36,6 +36,7 @@ static inline bool dlb_is_tensor(PyObject *x) {
     return PyObject_TypeCheck(x, &dlb_TensorType);
 }
 /* The object, borrowed; NULL with a TypeError where it is none. */
+PyObject *dlb_dtype_object(DLDataType dtype); /* its DType */
 dlb_tensor *dlb_expect_tensor(PyObject *x, const char *call);
 PyObject *dlb_tensor_new(PyTypeObject *type,
                          dlb_view *view); /* steals the view's reference */

@@ -154,6 +154,10 @@ static void take_scalar(operator_call *call, char letter, dlb_torch_value value)
         scalar->kind = DLB_STRING;
         scalar->value.s = text;
         return;
+    case 'd': /* a number of torch, as a byte or more of the value */
+        scalar->kind = DLB_INT;
+        scalar->value.i = dlb_dtype_key(dlb_shim_dtype((int32_t)(value & 0xff)));
+        return;
     default: /* a bool is one byte of the value */
         scalar->kind = DLB_INT;
         scalar->value.i = letter == 'b' ? (value & 0xff) != 0 : (int64_t)value;
@@ -193,6 +197,33 @@ static int take_arguments(operator_call *call, const operator_layout *layout,
     return 0;
 }
 
+/* Whether each scalar of the operator is a dtype where one of the kernel is. */
+static bool has_same_dtypes(const operator_layout *layout,
+                            const dlb_signature *signature) {
+    int place = 0;
+    for (const char *letter = layout->letters; *letter != 0; letter++)
+        if (*letter != 't' && *letter != 'T') {
+            bool is_dtype = *letter == 'd' || *letter == 'D';
+            if (is_dtype != signature->scalars[place++].is_dtype)
+                return false;
+        }
+    return true;
+}
+
+/* A dtype of torch that DLPack lacks has no key. */
+static int check_dtypes(operator_call *call) {
+    const dlb_signature *signature = call->kernel->signature;
+    for (int i = 0; i < call->frame.scalar_count; i++) {
+        const dlb_scalar *scalar = &call->frame.scalars[i];
+        if (signature->scalars[i].is_dtype && scalar->kind == DLB_INT &&
+            scalar->value.i == 0)
+            return dlb_frame_fail(&call->frame, DLB_ERROR_TYPE,
+                                  "%s: scalar %d is a dtype that DLPack does not know",
+                                  call->kernel->name, i);
+    }
+    return 0;
+}
+
 /* The kernel of the name may have been replaced by one of another schema. */
 static int check_kernel(operator_call *call, const operator_layout *layout,
                         uint64_t outputs) {
@@ -206,7 +237,8 @@ static int check_kernel(operator_call *call, const operator_layout *layout,
                               dlb_entry_name(layout->entry));
     bool fits = signature != NULL && signature->input_count == frame->input_count &&
                 (uint64_t)signature->result_count == results &&
-                signature->scalar_count == frame->scalar_count;
+                signature->scalar_count == frame->scalar_count &&
+                has_same_dtypes(layout, signature);
     for (int i = 0; fits && i < frame->scalar_count; i++) {
         bool is_string = signature->scalars[i].kind == DLB_STRING;
         fits = is_string ? frame->scalars[i].kind == DLB_STRING ||
@@ -220,7 +252,7 @@ static int check_kernel(operator_call *call, const operator_layout *layout,
                               "%s: this operator was made for a kernel of another "
                               "schema; look it up in torch.ops again",
                               dlb_entry_name(layout->entry));
-    return 0;
+    return check_dtypes(call);
 }
 
 /* ---- tensors ---- */

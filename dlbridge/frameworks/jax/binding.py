@@ -23,6 +23,7 @@ import numpy as np
 
 from dlbridge import registry
 from dlbridge._core import native
+from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import adapter
 from dlbridge.frameworks.jax import program as jax_program
@@ -213,7 +214,7 @@ def _only_reads(kernel: Kernel) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or type(value) in (*_NUMBERS, str)
+    return value is None or type(value) in (*_NUMBERS, str, DType)
 
 
 def _int_limit() -> int:
@@ -268,8 +269,10 @@ def _own_function(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
     schema = kernel.schema
     assert schema is not None
     function = next(iter(kernel.functions.values())).callable
-    names = [part.name for part in schema.scalars]
-    scalars = dict(zip(names, arguments.scalars, strict=True))
+    scalars = {
+        part.name: value.to("numpy") if isinstance(value, DType) else value
+        for part, value in zip(schema.scalars, arguments.scalars, strict=True)
+    }
     present = [each is not None for each in arguments.tensors]
 
     def call(*tensors: Any) -> Any:

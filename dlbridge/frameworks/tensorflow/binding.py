@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow
 
+from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.frameworks.tensorflow import is_keras_variable
 from dlbridge.frameworks.tensorflow import op as tensorflow_op
@@ -108,7 +109,7 @@ def _read_scalars(schema: Schema, scalars: list[Any]) -> list[Any]:
     return found
 
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, DType, type(None))
 
 
 def _is_variable(value: Any) -> bool:

@@ -40,7 +40,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, KernelError
 from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, recorded, serving
-from dlbridge.kernels.schema import Described, Schema
+from dlbridge.kernels.schema import Described, Schema, dtype_key
 
 CALL = "DlbridgeCall"
 TRANSPOSED = "DlbridgeCallTransposed"  # what a call is where its gradient is transposed
@@ -106,7 +106,7 @@ class Plans:
     __slots__ = ("plans", "texts")
 
     def __init__(self) -> None:
-        self.plans: dict[tuple[int | None, ...], Plan] = {}
+        self.plans: dict[tuple[Any, ...], Plan] = {}
         self.texts: set[str] = set()
 
 
@@ -138,7 +138,7 @@ def _make_plan(
 
     Of a batch, the shapes are those of one element.
     """
-    known = [each if isinstance(each, int) else None for each in scalars]
+    known = [each if isinstance(each, int | DType) else None for each in scalars]
     described = [
         None if tensor is None else _describe(tensor, place < len(batched) and batched[place])
         for place, tensor in enumerate(tensors)
@@ -166,6 +166,8 @@ def write_scalars(scalars: Sequence[Any], as_tensors: bool = False) -> tuple[str
             kind, text = "n", ""
         elif isinstance(scalar, str):
             kind, text = "s", scalar
+        elif isinstance(scalar, DType):
+            kind, text = "i", str(dtype_key(scalar))
         elif isinstance(scalar, float):
             kind, text = "f", struct.pack(">d", scalar).hex()
         else:
@@ -244,10 +246,11 @@ def execute(
     """
     plans = _plans_of(kernel)
     numbers = tuple([None if tensor is None else tensor._datatype_enum() for tensor in tensors])
-    plan = plans.plans.get(numbers)
+    key = (*numbers, *[scalars[place] for place, _ in schema.typed]) if schema.typed else numbers
+    plan = plans.plans.get(key)
     if plan is None:
         plan, _ = _make_plan(schema, tensors, scalars)
-        plans.plans[numbers] = plan
+        plans.plans[key] = plan
     inputs = list(tensors) if plan.present == "" else [x for x in tensors if x is not None]
     text = ""
     if scalars:
@@ -405,10 +408,11 @@ class Node:
         scalars = read_scalars(text, tensors)
         if len(scalars) != len(self.schema.scalars):
             raise _stale(self.kernel)
-        return [
+        numbers = [
             _KINDS[part.kind](scalar.numpy()) if isinstance(scalar, ops.EagerTensor) else scalar
             for part, scalar in zip(self.schema.scalars, scalars, strict=True)
         ]
+        return self.schema.read_scalars(numbers)
 
 
 def _stale(kernel: Kernel) -> ArgumentError:

@@ -29,6 +29,7 @@ from dlbridge.frameworks.torch.operators import (
     describe,
     offer,
     operator,
+    own_dtype,
     written,
 )
 from dlbridge.kernels.binding import Binding
@@ -373,7 +374,7 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
                 each.clone() if any(each is one for one in arguments.tensors) else each
                 for each in results
             ]
-        for destination, result in zip(out or (), results, strict=False):
+        for destination, result in zip(out or (), results):  # noqa: B905  (see bind._assign)
             destination.copy_(result)
         return _unpack(results if out is None else out)
 
@@ -384,8 +385,9 @@ def _call_with(
     function: Callable[..., Any], schema: Schema, arguments: Arguments, given: dict[str, Any]
 ) -> Any:
     """Return what the function returns: tensors go by position, scalars by keyword."""
-    names = [part.name for part in schema.scalars]
-    scalars = dict(zip(names, arguments.scalars, strict=True))
+    scalars = {}
+    for part, value in zip(schema.scalars, arguments.scalars, strict=True):
+        scalars[part.name] = own_dtype(value) if part.kind == "dtype" else value
     return function(*arguments.tensors, **scalars, **given)
 
 
@@ -489,10 +491,13 @@ def _empty(like: Any, shape: Any, dtype: DType) -> Any:
     return torch.empty(shape, dtype=dtype.to("torch"), device=device)
 
 
+_SEVERAL = (tuple, list)  # dynamo of older torch knows no unions
+
+
 def _several(value: Any, schema: Schema) -> list[Any]:
     if not schema.results:
         return []
-    results = list(value) if isinstance(value, tuple | list) else [value]
+    results = list(value) if isinstance(value, _SEVERAL) else [value]
     if len(results) != len(schema.results):
         plural = "" if len(schema.results) == 1 else "s"
         raise UnsupportedTypeError(

@@ -108,9 +108,9 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
     kept_results = vjp.saved.results
     call, differentiate = native.torch_call_plain, _rule(schema, vjp)
     has_others = not all(
-        dtype.is_floating or dtype.is_complex
+        result.dtype.dtypes
+        and all(dtype.is_floating or dtype.is_complex for dtype in result.dtype.dtypes)
         for result in schema.results
-        for dtype in result.dtype.dtypes
     )
 
     def forward(ctx: Any, kernel: Kernel, *args: Any) -> Any:

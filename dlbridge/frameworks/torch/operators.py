@@ -69,7 +69,7 @@ from dlbridge.kernels.schema import (
 # Where the body runs. Everything else that a dispatcher knows has rules of its own.
 _KEYS = ("CPU", "CUDA")
 _NO_TENSOR = "CompositeExplicitAutograd"  # where calls without any tensor go
-_LETTERS = {"tensor": "t", "int": "i", "float": "f", "bool": "b", "str": "s"}
+_LETTERS = {"tensor": "t", "int": "i", "float": "f", "bool": "b", "str": "s", "dtype": "d"}
 
 
 class Operator:
@@ -147,6 +147,8 @@ class Operator:
             value = next(next_tensor if part.kind == "tensor" else next_scalar)
             if part.name in without:
                 continue
+            if part.kind == "dtype":
+                value = own_dtype(value)
             if part.keyword_only:
                 kwargs[part.name] = value
             else:
@@ -167,9 +169,26 @@ class Operator:
         given.update(kwargs)
         for part in self.layout.parameters:
             value = given.get(part.name, part.default)
+            if part.kind == "dtype" and isinstance(value, torch.dtype):
+                value = DType(value)
             sorted_[part.is_tensor].append(None if value is MISSING else value)
         outs = [given[name] for name in self.out_names] if is_out else []
         return sorted_[True], sorted_[False], outs
+
+
+def own_dtype(x: Any) -> torch.dtype | None:
+    """Return torch's dtype of what a call gave for one; dynamo traces it."""
+    if x is None or isinstance(x, torch.dtype):
+        return x
+    return _read_dtype(x.name if isinstance(x, DType) else x)  # a DType is no constant to dynamo
+
+
+def _read_dtype(x: Any) -> torch.dtype:
+    dtype: torch.dtype = DType(x).to("torch")
+    return dtype
+
+
+_read_dtype._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as by torch.compiler
 
 
 # ---- torch's schemas -----------------------------------------------------------------------------

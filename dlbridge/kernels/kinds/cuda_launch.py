@@ -229,8 +229,9 @@ def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot:
     is_signed = raw.is_integer(kind) and raw.is_signed(kind)
     for index, scalar in enumerate(schema.scalars):
         if scalar.name == name:
-            if scalar.kind == "str":
-                raise _refuse(schema, name, "is text, which a GPU kernel cannot read")
+            if scalar.kind in ("str", "dtype"):
+                what = "text" if scalar.kind == "str" else "a dtype"
+                raise _refuse(schema, name, f"is {what}, which a GPU kernel cannot read")
             return name, "f" if scalar.kind == "float" else "i", index, size, is_signed, 0
     if name == "stream":
         raise _refuse(schema, name, "is no parameter of a GPU kernel: it runs on the stream")

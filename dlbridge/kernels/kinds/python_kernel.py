@@ -4,7 +4,8 @@ The function is called from any thread, by C (`_core/abi/python.c`), with tensor
 framework over the caller's memory:
 
 - tensors by position, in the order of the schema; None for an optional one that is left out;
-- scalars by keyword, and the address of the device's stream as `stream=`, if it has that parameter;
+- scalars by keyword, a dtype as its framework has it; and the address of the device's stream as
+  `stream=`, if it has that parameter;
 - results are what it returns: a tensor, or a tuple of them, of any framework. If it has a parameter
   `out`, it gets the tensor, or a tuple of them, to write into.
 
@@ -31,6 +32,7 @@ from typing import Any, ClassVar
 from dlbridge import cuda
 from dlbridge._core import native
 from dlbridge.device import CUDA_TYPES
+from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange
 from dlbridge.exchange.protocol import describe
@@ -63,7 +65,7 @@ def target(
             f"{name}: Python functions take tensors of {', '.join(FRAMEWORKS)}, got {framework!r}"
         )
     adapter.start(adapter.adapter(framework), name)
-    support = _support(framework)(name)
+    support = _support(framework)(name, framework)
     has_out, has_stream = find_special(function, schema, immutable=support.immutable)
     if schema is not None:
         _check_parameters(function, schema, has_out, has_stream, support)
@@ -187,14 +189,19 @@ class Support:
     counts_versions: ClassVar[bool] = False
     immutable: ClassVar[bool] = False
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, framework: str) -> None:
         self.name = name
+        self.framework = framework
 
     def prepare(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function as it is called."""
         return function
 
     # ---- arguments ----
+
+    def own_dtype(self, dtype: DType) -> Any:
+        """Return a dtype as the function's framework has it."""
+        return dtype if self.framework == "dlbridge" else dtype.to(self.framework)
 
     def refused(self, argument: str, error: ExchangeError) -> ExchangeError:
         """Return the exception for a tensor that the function's framework cannot represent."""

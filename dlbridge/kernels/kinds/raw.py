@@ -219,9 +219,11 @@ def _scalar_reader(schema: Schema, parameter: CParameter, kind: str, optional: b
     if optional or not fits:
         why = "has no value for None" if optional else f"is not how C takes {kind}"
         raise _refuse(schema, f"{parameter.text} {name}", why)
-    if kind != "str":
-        return lambda call: call.scalars[name]
-    return lambda call: ffi.from_buffer(call.scalars[name].encode() + b"\0")
+    if kind == "str":
+        return lambda call: ffi.from_buffer(call.scalars[name].encode() + b"\0")
+    if kind == "dtype":
+        return lambda call: ffi.new("DLDataType *", call.scalars[name].triple)[0]
+    return lambda call: call.scalars[name]
 
 
 def _extent_reader(schema: Schema, parameter: CParameter) -> Reader:
@@ -321,4 +323,5 @@ _SCALARS: dict[str, Callable[[CParameter], bool]] = {
     "str": lambda parameter: (
         parameter.is_pointer and parameter.type.item.cname == "char" and parameter.is_const
     ),
+    "dtype": lambda parameter: parameter.type is ffi.typeof("DLDataType"),
 }

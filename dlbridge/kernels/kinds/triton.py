@@ -198,8 +198,9 @@ class _Arguments:
 
 
 def _known(schema: Schema) -> list[str]:
-    """Return the names of dimensions, packs and scalars."""
-    return [*raw.known_extents(schema), *(part.name for part in schema.scalars)]
+    """Return the names of dimensions, packs and scalars; Triton's kernels take no dtypes."""
+    scalars = [part.name for part in schema.scalars if part.kind != "dtype"]
+    return [*raw.known_extents(schema), *scalars]
 
 
 def _is_constant(parameter: inspect.Parameter) -> bool:

@@ -7,14 +7,15 @@ schema says.
     float   a Python or NumPy integer or real number, NaN and the infinities included
     bool    a Python or NumPy bool
     str     a Python string without NUL characters
+    dtype   a dtype of any framework, a name of one, or whatever else `dlbridge.DType` takes
 
 A bool is no number, a number no bool, an array of any rank no scalar.
 
-Order of checks, the same in C: scalars that are dimensions, whose values bind their names; then the
-tensors in turn, of each the dtype first and then the shape; expressions after all of them, since
-any argument may bind their names. The first that does not fit is the one that is named. A wrong
-dtype is a TypeError, a wrong shape a ValueError, and whatever concerns memory (device, layout,
-overlap, gradients) a BufferError.
+Order of checks, the same in C: scalars that are dimensions or dtypes, which bind their names; then
+the tensors in turn, of each the dtype first and then the shape; expressions after all of them,
+since any argument may bind their names. The first that does not fit is the one that is named. A
+wrong dtype is a TypeError, a wrong shape a ValueError, and whatever concerns memory (device,
+layout, overlap, gradients) a BufferError.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
     MAX_EXTENT,
@@ -45,13 +47,12 @@ from dlbridge.shape import MAX_RANK
 from dlbridge.text import did_you_mean
 
 if TYPE_CHECKING:
-    from dlbridge.dtype import DType
     from dlbridge.kernels.schema.model import Schema
 
 
 # ---- arguments -----------------------------------------------------------------------------------
 
-_EXACT = {"float": float, "bool": bool}  # nothing to check or convert
+_EXACT = {"float": float, "bool": bool, "dtype": DType}  # nothing to check or convert
 _SEVERAL = (tuple, list)
 _NUMBERS_AND_TEXT = (bool, int, float, complex, str, np.generic)
 
@@ -74,6 +75,8 @@ def arrange(
             scalars.append(value)
         elif symbolic and parameter.kind == "int" and type(value) is int:
             scalars.append(value)  # whatever compares it with a number would ask for its value
+        elif symbolic and parameter.kind == "dtype":
+            scalars.append(value)  # dynamo cannot look into what reads it
         else:
             scalars.append(_convert(schema, parameter, value, traced))
     return Arguments(tensors, scalars, None if out is None else _read_out(schema, out))
@@ -150,6 +153,8 @@ def _read_out(schema: Schema, out: Any) -> list[Any]:
 
 
 def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> Any:
+    if parameter.kind == "dtype":
+        return _to_dtype(schema, parameter, value)
     if isinstance(value, _NUMBERS_AND_TEXT):
         converted = _CONVERTERS[parameter.kind](value)
     elif traced and parameter.kind != "str" and type(value).__module__ != "builtins":
@@ -165,14 +170,23 @@ def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> 
     return converted
 
 
-def refuse_scalar(schema: Schema, parameter: Parameter, value: Any) -> DLBridgeError:
+def _to_dtype(schema: Schema, parameter: Parameter, value: Any) -> DType:
+    try:
+        return as_dtype(value)
+    except DLBridgeError as error:
+        why = str(error).removeprefix("DType: ")
+        raise refuse_scalar(schema, parameter, value, why) from error
+
+
+def refuse_scalar(
+    schema: Schema, parameter: Parameter, value: Any, hint: str = ""
+) -> DLBridgeError:
     """Return the exception for a value that is no such scalar."""
     kind = parameter.kind
-    hint = "" if kind == "str" else f"pass a Python number, as {kind}(x) gives"
-    if hasattr(value, "shape") and not isinstance(value, np.generic):
+    if kind != "dtype" and hasattr(value, "shape") and not isinstance(value, np.generic):
+        hint = "" if kind == "str" else f"pass a Python number, as {kind}(x) gives"
         got = type_name(value)
     else:
-        hint = ""
         got = f"{value!r} ({type_name(value)})"
     return UnsupportedTypeError(
         refusal(schema.qualified, parameter.name, parameter.type_text, got, hint)
@@ -253,7 +267,7 @@ def bind(schema: Schema, tensors: Tensors, scalars: Scalars = None) -> Bindings:
         raise UnsupportedTypeError(
             f"{schema.qualified}: expected {len(schema.tensors)} tensors, got {len(tensors)}"
         )
-    bindings = _bind_sizes(schema, scalars)
+    bindings = _bind_scalars(schema, scalars)
     failed = _bind_all(schema, tensors, bindings)
     if failed is None:
         failed = _solve(schema, tensors, bindings)
@@ -262,19 +276,23 @@ def bind(schema: Schema, tensors: Tensors, scalars: Scalars = None) -> Bindings:
         if failed is None:
             return bindings
     else:  # what the tensors before it say, and not the parts of it that fitted
-        bindings = _bind_sizes(schema, scalars)
+        bindings = _bind_scalars(schema, scalars)
         _bind_all(schema, tensors[:failed], bindings)
     raise mismatch(schema, failed, tensors[failed], bindings)
 
 
-def _bind_sizes(schema: Schema, scalars: Scalars) -> Bindings:
-    """Bind the names that are scalars."""
+def _bind_scalars(schema: Schema, scalars: Scalars) -> Bindings:
+    """Bind the names and dtypes that are scalars."""
     bindings = Bindings()
     for place, name in schema.sizes:
         value = None if scalars is None else scalars[place]
         if is_outside(value):
             raise negative(schema, name, value)
         bindings.names[name] = value
+    for place, name in schema.typed:
+        value = None if scalars is None else scalars[place]
+        if value is not None:
+            bindings.dtypes[name] = value
     return bindings
 
 

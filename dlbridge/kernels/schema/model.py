@@ -42,9 +42,13 @@ from dlbridge.kernels.schema.parts import (
     Result,
     Solution,
     default_name,
+    dtype_key,
+    dtype_of_key,
+    is_dtype_name,
     is_outside,
     is_transferable,
     join_parts,
+    short_name,
 )
 from dlbridge.shape import MAX_RANK
 
@@ -63,6 +67,7 @@ class Schema:
         names, packs, dtypes: named dimensions, packs, dtype variables, by first appearance.
         sizes: (place among the scalars, name) of those that are dimensions.
         text: the schema in the canonical notation, also `str(schema)`.
+        typed: place among the scalars and name of those that say the dtype of a tensor.
         positional, by_name, computed: names by position; name -> Parameter; places of the tensors
             that have expressions for dimensions.
         solved: the names that only expressions determine, in the order in which they can be solved.
@@ -79,7 +84,7 @@ class Schema:
     __slots__ = (
         "by_name", "computed", "dtypes", "mutated", "name", "names", "namespace", "packs",
         "parameters", "positional", "qualified", "results", "scalars", "sizes", "solved", "tensors",
-        "text",
+        "text", "typed",
     )  # fmt: skip
 
     namespace: str
@@ -94,6 +99,7 @@ class Schema:
     packs: tuple[str, ...]
     dtypes: tuple[DTypeSet, ...]
     sizes: tuple[tuple[int, str], ...]
+    typed: tuple[tuple[int, str], ...]
     text: str
     positional: tuple[str, ...]
     by_name: dict[str, Parameter]
@@ -150,8 +156,9 @@ class Schema:
             args: those by position.
             kwargs: those by name; with results, `out` (one tensor, or a tuple of them) is one.
             traced: leave a scalar that is no number of Python or NumPy as it is: a tracer.
-            symbolic: leave any `int` as it is: one that comes out of data is such to dynamo, and
-                has no value to compare with limits.
+            symbolic: leave any `int` and dtype as it is: an int that comes out of data is such to
+                dynamo, and has no value to compare with limits; it cannot trace the reading of a
+                dtype.
 
         Raises:
             UnsupportedTypeError: an argument is missing, unexpected, given twice or of a wrong
@@ -174,7 +181,7 @@ class Schema:
                 Extents may be symbolic: they are compared with `==`, expressions use `+ - * //`.
                 None is an extent, and a shape, that is not known and fits everything.
             scalars: one for each of `self.scalars`, of which only those are looked at that are
-                dimensions; None for one that is not known. Without it all are unknown.
+                dimensions or dtypes; None for one that is not known. Without it all are unknown.
 
         Raises:
             UnsupportedTypeError: a wrong dtype, or a required tensor is left out.
@@ -205,6 +212,13 @@ class Schema:
             ArgumentError: a wrong shape.
         """
         bind.check_out(self, bindings, outs)
+
+    def read_scalars(self, values: Sequence[Any]) -> list[Any]:
+        """Return scalars as calls have them, of which the native core has dtypes as numbers."""
+        return [
+            dtype_of_key(value) if part.kind == "dtype" and isinstance(value, int) else value
+            for part, value in zip(self.scalars, values, strict=True)
+        ]
 
     def error(
         self,
@@ -254,9 +268,9 @@ class Schema:
 
         (dtype sets, name count, pack count, parameters, results, scalars, solutions): a set is a
         tuple of dtype keys (code | bits << 8 | lanes << 16), none for any dtype; a parameter (set,
-        dims, optional, mutated), a result (set, dims), a scalar (kind, optional, name or -1); a dim
-        ("c", extent), ("n", name), ("_",), ("p", pack) or ("e", ((operation, value), …)) in
-        postfix; a solution (parameter, index of its dim, name).
+        dims, optional, mutated), a result (set, dims), a scalar (kind, optional, name or -1, set or
+        -1); a dim ("c", extent), ("n", name), ("_",), ("p", pack) or ("e", ((operation, value),
+        …)) in postfix; a solution (parameter, index of its dim, name).
         """
         return encode(self)
 
@@ -385,8 +399,8 @@ def collect_names(parts: tuple[Part, ...]) -> Names:
 def find_flaw(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Flaw | None:
     """Return the first thing that is wrong, or None."""
     for check in (
-        _check_counts, _check_names, _check_order, _check_values, _check_sizes, _check_bound,
-        _check_limits,
+        _check_counts, _check_names, _check_order, _check_values, _check_sizes, _check_dtypes,
+        _check_bound, _check_limits,
     ):  # fmt: skip
         for flaw in check(parameters, results):
             return flaw
@@ -414,6 +428,13 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         "names": found.names,
         "sizes": tuple(
             [(place, name) for place, name in enumerate(scalars) if name in found.names]
+        ),
+        "typed": tuple(
+            [
+                (place, name)
+                for place, name in enumerate(scalars)
+                if name in variables and not variables[name].text
+            ]
         ),
         "packs": found.packs,
         "dtypes": tuple([variables[variable] for variable in found.dtypes]),
@@ -548,11 +569,29 @@ def _check_sizes(parameters: tuple[Parameter, ...], results: tuple[Result, ...])
             yield Flaw(f"{part.name!r} is a dimension: it cannot be {part.default}", index)
 
 
+def _check_dtypes(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    """A scalar of kind dtype that has the name of a variable is that variable."""
+    given = {part.name for part in parameters if part.kind == "dtype"}
+    for index, part in enumerate(join_parts(parameters, results)):
+        if index < len(parameters) and part.name in given and is_dtype_name(part.name):
+            yield Flaw(f"{part.name!r} is a dtype, not a name for one", index)
+        if part.dtype is None or not part.dtype.name:
+            continue
+        if part.dtype.text and part.dtype.name in given:
+            yield Flaw(f"{part.dtype.name!r} is an argument, and defined as a dtype again", index)
+        if not part.dtype.text and part.dtype.name not in given:
+            yield Flaw(f"the dtype {part.dtype.name!r} of {part.name!r} is no argument", index)
+
+
 def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
     """Everything that is computed must be known whatever optional arguments are left out."""
     required = tuple([part for part in parameters if part.is_tensor and not part.optional])
     solved = [solution.name for solution in find_solutions(parameters)]
-    bound = _bound_by(required)._replace(names=(*_given_names(parameters), *solved))
+    bound = _bound_by(required)
+    dtypes = [part.name for part in parameters if part.kind == "dtype" and not part.optional]
+    bound = bound._replace(
+        names=(*_given_names(parameters), *solved), dtypes=(*bound.dtypes, *dtypes)
+    )
     for index, part in enumerate(parameters):
         known = {*bound.names, *_bound_by((part,)).names}
         for dim in part.dims:
@@ -730,6 +769,8 @@ def write_type(part: Parameter | Result, defined: set[str]) -> str:
 
 def write_literal(value: Any) -> str:
     """Return a default as it stands in a schema; strings in double quotes."""
+    if isinstance(value, DType):
+        return short_name(value)
     if not isinstance(value, str):
         return repr(value)
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -757,18 +798,23 @@ def encode(schema: Schema) -> tuple[Any, ...]:
         len(packs),
         tuple([(*encode_tensor(part), part.optional, part.mutated) for part in schema.tensors]),
         tuple([encode_tensor(result) for result in schema.results]),
-        tuple([(part.kind, part.optional, numbers.get(part.name, -1)) for part in schema.scalars]),
+        tuple(
+            [
+                (
+                    part.kind,
+                    part.optional,
+                    numbers.get(part.name, -1),
+                    dtypes[part.name] if (place, part.name) in schema.typed else -1,
+                )
+                for place, part in enumerate(schema.scalars)
+            ]
+        ),
         tuple([(each.place, each.dim, numbers[each.name]) for each in schema.solved]),
     )
 
 
 def _encode_set(dtype: DTypeSet) -> tuple[int, ...]:
-    return tuple(
-        [
-            code | bits << 8 | lanes << 16
-            for code, bits, lanes in (member.triple for member in dtype.dtypes)
-        ]
-    )
+    return tuple(map(dtype_key, dtype.dtypes))
 
 
 def _encode_dim(dim: Dim, numbers: dict[str, int], packs: dict[str, int]) -> tuple[Any, ...]:
@@ -859,6 +905,8 @@ def torch_schema(schema: Schema) -> str:
         kind = f"Tensor{alias}" if parameter.is_tensor else parameter.kind
         if kind == "int":
             kind = "SymInt"  # torch may compile one program for all values, or know none yet
+        if kind == "dtype":
+            kind = "ScalarType"
         text = f"{kind}{'?' if parameter.optional else ''} {parameter.name}"
         if parameter.default is not MISSING and parameter.name not in hidden:
             text += f"={write_literal(parameter.default)}"
@@ -883,6 +931,8 @@ def _hidden_defaults(parameters: tuple[Parameter, ...]) -> set[str]:
 
 
 def _is_read_by_torch(default: Any) -> bool:
+    if isinstance(default, DType):
+        return False
     if isinstance(default, float):
         return default == 0 or _SMALLEST_NORMAL <= abs(default) < math.inf
     text = write_literal(default) if isinstance(default, str) else ""
@@ -948,6 +998,8 @@ def _argument(schema: Schema, parameter: Parameter, layout: str) -> str:
         words.append((_WRITTEN if parameter.mutated else _SHARED)[layout])
     elif parameter.name in schema.names:
         words.append("a dimension, at least 0")
+    elif parameter.kind == "dtype":
+        words.append("of any framework, or its name")
     if parameter.default is not MISSING:
         words.append(f"{write_literal(parameter.default)} if left out")
     return f"{parameter.name}: {'; '.join(words)}."
@@ -976,6 +1028,8 @@ def _tensor(schema: Schema, part: Part) -> str:
 
 
 def _dtype(dtype: DTypeSet) -> str:
+    if not dtype.text:
+        return f"tensor of the dtype {dtype.name!r},"
     if dtype.text == "any":
         return "tensor of any dtype,"
     members = [dtype.text] if dtype.text in SETS else [member.name for member in dtype.dtypes]

@@ -2,7 +2,7 @@
 
     schema    = NAME "::" NAME "(" [item {"," item} [","]] ")" ["->" results]
     item      = "*" | NAME ["!"] ":" type ["=" default]
-    type      = (tensor | "int" | "float" | "bool" | "str") ["?"]
+    type      = (tensor | "int" | "float" | "bool" | "str" | "dtype") ["?"]
     tensor    = [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]"
     dim       = "_" | "..." | "*" NAME | sum
     sum       = product {("+" | "-") product}
@@ -10,7 +10,7 @@
     operand   = NAME | INTEGER | "(" sum ")"
     results   = tensor | "(" [result {"," result} [","]] ")"
     result    = [NAME ":"] tensor
-    default   = "None" | "True" | "False" | ["-"] (NUMBER | "inf" | "nan") | STRING
+    default   = "None" | "True" | "False" | ["-"] (NUMBER | "inf" | "nan") | STRING | dtype
 
 Brackets make a tensor; `(…)` as in Python may span lines.
 
@@ -42,6 +42,7 @@ from dlbridge.kernels.schema.parts import (
     Step,
     default_name,
     find_dtype,
+    is_dtype_name,
     is_outside,
     make_expression,
     make_set,
@@ -173,11 +174,20 @@ class Parser:
         reader.expect("::", f"the namespace, as in 'mylib::{namespace}(…)'")
         name = reader.expect_name("the kernel's name after '::'").text
         reader.expect("(", f"the name {name!r}")
+        self._find_variables()
         parameters = self._parameters()
         results = self._results() if reader.accept("->") else ()
         if reader.next.kind != "end":
             reader.refuse_next("'->' or the end" if not results else "the end")
         return namespace, name, parameters, results
+
+    def _find_variables(self) -> None:
+        """Define the dtypes that arguments of the call say, `to: dtype`, wherever they stand."""
+        tokens = self.reader.tokens
+        for name, colon, kind, after in zip(tokens, tokens[1:], tokens[2:], tokens[3:]):  # noqa: B905
+            is_dtype = name.kind == "name" and colon.text == ":" and kind.text == "dtype"
+            if is_dtype and after.text not in ("[", "|") and not is_dtype_name(name.text):
+                self.variables.setdefault(name.text, DTypeSet("", (), name.text))
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -231,7 +241,7 @@ class Parser:
     def _default(self, kind: str, optional: bool) -> Any:
         reader = self.reader
         token = reader.next
-        value = self._literal()
+        value = self._dtype_literal() if kind == "dtype" else self._literal()
         if value is None:
             if not optional:
                 reader.refuse("only an optional argument ('?' after its type) can be None", token)
@@ -240,9 +250,18 @@ class Parser:
             reader.refuse("a tensor's default can only be None", token)
         if kind == "float" and type(value) is int:
             value = self._number(value, token, float)
-        if type(value).__name__ != kind:
+        if type(value).__name__.lower() != kind:
             reader.refuse(f"the default of {kind} must be {kind}, got {value!r}", token)
         return value
+
+    def _dtype_literal(self) -> Any:
+        if self.reader.next.text == "None":
+            return self._literal()
+        token = self.reader.expect_name("the name of a dtype, as in 'f32', or None")
+        found = find_dtype(token.text)
+        if found is None:
+            self.reader.refuse(f"unknown dtype {token.text!r} (f32, bf16, bool, float32, …)", token)
+        return found
 
     def _literal(self) -> Any:
         reader = self.reader
@@ -336,7 +355,7 @@ class Parser:
         return self.variables.setdefault(found.text, found)
 
     def _define(self, name: Token) -> DTypeSet:
-        if name.text in SETS or find_dtype(name.text) is not None:
+        if is_dtype_name(name.text):
             self.reader.refuse(f"{name.text!r} is a dtype, not a name for one", name)
         if name.text in self.variables:
             self.reader.refuse(

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from dlbridge import dtype as dtypes
-from dlbridge.dtype import NAMES, DType, as_dtype
+from dlbridge.dtype import NAMES, DType, as_dtype, make_dtype
 from dlbridge.errors import UnsupportedTypeError
 from dlbridge.exchange import protocol
 from dlbridge.signals import is_from_handler
@@ -273,7 +273,8 @@ class DTypeSet(NamedTuple):
     """One dtype variable of a schema.
 
     Attributes:
-        text: the set as written, with short names: "f32", "float", "f32|f64".
+        text: the set as written, with short names: "f32", "float", "f32|f64"; "" where a scalar of
+            kind dtype, which has the variable's name, says it.
         dtypes: its members; none means every dtype.
         name: of a variable that has one (`A=float[n]`), else "".
 
@@ -288,7 +289,7 @@ class DTypeSet(NamedTuple):
     name: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}={self.text}" if self.name else self.text
+        return f"{self.name}={self.text}" if self.name and self.text else self.name or self.text
 
     @property
     def variable(self) -> str:
@@ -310,6 +311,22 @@ class DTypeSet(NamedTuple):
     def accepts(self, dtype: DType) -> bool:
         """Return whether `dtype` is a member."""
         return not self.dtypes or dtype in self.dtypes
+
+
+def dtype_key(dtype: DType) -> int:
+    """Return the number that the native core has for a dtype."""
+    code, bits, lanes = dtype.triple
+    return code | bits << 8 | lanes << 16
+
+
+def dtype_of_key(key: int) -> DType:
+    """Return the dtype of a number that `dtype_key` gave."""
+    return make_dtype(key & 0xFF, key >> 8 & 0xFF, key >> 16)
+
+
+def is_dtype_name(name: str) -> bool:
+    """Return whether a schema means a dtype or a set of them by `name`."""
+    return name in SETS or find_dtype(name) is not None
 
 
 def make_set(names: Iterable[str], name: str = "") -> DTypeSet:
@@ -334,7 +351,7 @@ def make_set(names: Iterable[str], name: str = "") -> DTypeSet:
 
 # ---- parameters and results ----------------------------------------------------------------------
 
-SCALAR_KINDS = ("int", "float", "bool", "str")
+SCALAR_KINDS = ("int", "float", "bool", "str", "dtype")
 
 
 class Missing:
@@ -430,11 +447,11 @@ class Parameter(NamedTuple):
 
     Attributes:
         name: its name.
-        kind: "tensor", or that of a scalar: "int", "float", "bool", "str".
+        kind: "tensor", or that of a scalar: "int", "float", "bool", "str", "dtype".
         dtype: a tensor's DTypeSet, None for a scalar.
         dims: a tensor's dimensions.
         optional: True when None may be passed.
-        default: a scalar of Python, None, or MISSING.
+        default: a scalar of Python, a DType, None, or MISSING.
         keyword_only: True when it is passed by name only.
         mutated: True for a tensor that the kernel writes in place.
     """
@@ -500,7 +517,8 @@ class Arguments(NamedTuple):
 
     Attributes:
         tensors: the caller's own objects, None for an optional one that is left out.
-        scalars: int, float, bool, str of Python, or None for an optional one that is left out.
+        scalars: int, float, bool, str of Python, a DType, or None for an optional one that is left
+            out.
         out: the objects given as `out=`, one for each result; None without it.
     """
 
