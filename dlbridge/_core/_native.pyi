@@ -215,7 +215,8 @@ class Converter(Generic[_Array]):
         /,
         *extra: object,
         streams: Callable[[int], tuple[Any, ...] | None] | None = None,
-        wider: tuple[Limits, object, str] | None = None,
+        wider: tuple[Limits, object, str] = ...,
+        construct: tuple[Limits, Callable[[Any], object | None]] = ...,
     ) -> None:
         """Open the C path. kind "table": consumer is a `dlpack_exchange_api` capsule; "capsule":
         consumer(legacy_capsule, *extra); "placed": the same, where the consumer has several CPU
@@ -226,7 +227,9 @@ class Converter(Generic[_Array]):
         make it ready for, the one that the consumer's kernels use, and what replaces `extra`; ()
         for "object"; None leaves this tensor to Python. `wider` is (limits, object, attribute):
         the limits that hold instead while the attribute of the object is true, which is asked at
-        each tensor of a dtype that `limits` lack."""
+        each tensor of a dtype that `limits` lack. `construct` is (limits, function): what these
+        limits allow and the others do not is copied by function(array), which takes a NumPy array;
+        None leaves it to Python."""
     def close(self) -> None: ...
 
 @final
@@ -588,7 +591,8 @@ def set_hooks(
     tensor_type: type[TensorBase] | None = None,
     make_dtype: Callable[[int, int, int], DType] | None = None,
     make_device: Callable[[int, int], Device] | None = None,
-    classify: Callable[[type], tuple[str, object] | None] | None = None,
+    classify: Callable[[type], tuple[str, object] | tuple[str, object, Callable[[Any], Any]] | None]
+    | None = None,
     slow_from_dlpack: Callable[..., Any] | None = None,
     slow_convert: Callable[..., Any] | None = None,
     refusal: type[Exception] | None = None,

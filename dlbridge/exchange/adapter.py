@@ -24,6 +24,7 @@ from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.tensor.allocator import Allocator
 
 _CUDA = 2
+CPath = tuple[str, object] | tuple[str, object, Callable[[Any], Any]]
 
 
 class Sign(NamedTuple):
@@ -222,8 +223,12 @@ class Framework:
         """Return the exact type whose objects `convert` to this framework leaves as they are."""
         return None
 
-    def classify(self, cls: type) -> tuple[str, object] | None:
-        """Return (kind, payload) of the C path for objects of exactly `cls`, or None for none."""
+    def classify(self, cls: type) -> CPath | None:
+        """Return (kind, payload) of the C path for objects of exactly `cls`, or None for none.
+
+        What that path declines, a third item reads where a copy is allowed: values(x) is a NumPy
+        array of the values that nobody writes to, or None for what Python decides.
+        """
         return None
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
@@ -294,6 +299,16 @@ class Framework:
         """
         name = self.constructed.get(tensor._dtype_triple)
         return name is not None and self.constructs(name)
+
+    def constructed_limits(self) -> native.Limits:
+        """Return what its constructor can be given, as an array of NumPy."""
+        return native.Limits(
+            self.name,
+            dtypes=list(self.constructed),
+            devices=[1],
+            protects_readonly=True,
+            padded=True,
+        )
 
     def constructs(self, name: str) -> bool:
         """Return whether the installed version makes arrays of a dtype among `constructed`."""
@@ -521,12 +536,12 @@ def target(to: object, call: str = "convert") -> Framework:
     )
 
 
-def classify(cls: type) -> tuple[str, object] | None:
+def classify(cls: type) -> CPath | None:
     """Answer the core's question which C path takes objects of exactly `cls`."""
     return registry.load(_classify, cls)
 
 
-def _classify(cls: type) -> tuple[str, object] | None:
+def _classify(cls: type) -> CPath | None:
     found = adapter_of_type(cls)
     if found is not None:
         return found.classify(cls)

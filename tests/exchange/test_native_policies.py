@@ -251,9 +251,91 @@ def test_arrays_of_ml_dtypes_go_to_frameworks_without_python(
         assert dlbridge.from_dlpack(made).dtype == name
 
 
+NARROW = ["int4", "uint4", "int2", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu"]
+
+
+def of_ml_dtypes(name: str, *shape: int) -> np.ndarray[Any, Any]:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    if not hasattr(ml_dtypes, name):
+        pytest.skip(f"this ml_dtypes has no {name}")
+    count = int(np.prod(shape))
+    values: np.ndarray[Any, Any] = (np.arange(count) % 2).astype(getattr(ml_dtypes, name))
+    return values.reshape(shape)
+
+
+@pytest.mark.parametrize("source", ["jax", "tensorflow"])
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_dtypes_mean_by_the_c_path_what_they_mean_in_python(
+    framework: Any, source: str, name: str
+) -> None:
+    """Those that a framework exports, and those that it reads or makes by their values alone."""
+    framework(source)
+    for target in {"jax", "tensorflow"} - {source}:
+        framework(target)
+    values = of_ml_dtypes(name, 2, 3)
+    try:
+        x = dlbridge.convert(values, source)
+    except dlbridge.ExchangeError:
+        pytest.skip(f"{source} has no {name}")
+
+    @given(POLICIES, st.sampled_from(["jax", "tensorflow", "numpy", "dlbridge"]))
+    def check(policies: dict[str, Any], target: str) -> None:
+        for each in (x, values, values[:, ::2], values[:0], values[1, 2, ...]):
+            assert seen(dlbridge.convert, each, target, **policies) == seen(
+                exchange.convert, each, target, **policies
+            )
+        taken = {key: policies[key] for key in ("copy", "device", "stream") if key in policies}
+        assert seen(dlbridge.from_dlpack, x, **taken) == seen(exchange.from_dlpack, x, **taken)
+
+    def seen(*call: Any, **policies: Any) -> Any:
+        """Return the outcome; frameworks allocate their own copies where they like."""
+        found = outcome(*call, **policies)
+        return (*found[:2], *found[3:]) if len(found) == 4 else found
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("tensorflow", "float8_e5m2"), ("tensorflow", "int4"), ("jax", "int4"), ("jax", "uint4")],
+)
+def test_a_framework_makes_a_copy_of_what_it_does_not_import(
+    framework: Any, target: str, name: str
+) -> None:
+    framework(target)
+    x = of_ml_dtypes(name, 64)
+    made = dlbridge.convert(x, target)
+    expected = x.tobytes()
+    x[:] = 0
+    assert np.asarray(dlbridge.to_numpy(made)).tobytes() == expected
+    with pytest.raises(dlbridge.ExchangeError, match=r"copy=False"):
+        dlbridge.convert(x, target, copy=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("tensorflow", "float8_e5m2"), ("tensorflow", "int4"), ("jax", "int4")]
+)
+def test_values_that_a_framework_does_not_export_are_read_in_one_call(
+    framework: Any, source: str, name: str
+) -> None:
+    framework(source)
+    values = of_ml_dtypes(name, 3, 4)
+    x = dlbridge.convert(values, source)
+    for call in (dlbridge.from_dlpack, dlbridge.to_numpy):
+        call(x)
+        assert {Path(each).parent.name for each in python_calls(lambda: call(x))} == {source}  # noqa: B023
+        assert np.asarray(dlbridge.to_numpy(call(x))).tobytes() == values.tobytes()
+    with dlbridge.receipts() as log:
+        dlbridge.to_numpy(x)
+    assert (log[0].shared, log[0].copied_by) == (False, source)
+    with pytest.raises(dlbridge.ExchangeError, match=r"\[dtype\]$"):
+        dlbridge.from_dlpack(x, copy=False)
+
+
 def python_calls(call: Any) -> list[str]:
     """Return the files of dlbridge whose functions are called, and those of imports."""
     calls: list[str] = []
+    call()  # the first one learns the types
     sys.setprofile(
         lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None
     )

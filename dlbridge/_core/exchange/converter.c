@@ -185,6 +185,8 @@ typedef struct route {
     dlb_limits limits;
     dlb_limits wider; /* while the attribute `setting` of `settings` is true */
     PyObject *settings, *setting; /* NULL: there are no wider limits */
+    dlb_limits constructed;       /* what `construct` makes a copy of */
+    PyObject *construct;          /* takes a NumPy array; or NULL */
     PyObject *needed_by;    /* alignment and layout hold once this module is imported */
     PyTypeObject *own_type; /* its objects are returned as they are */
     PyObject *consumer;
@@ -535,6 +537,29 @@ static bool is_for_python(const route *along, const policy *with) {
     return along->kind == TO_TENSOR || (with->names_own && along->kind == TO_PLACED);
 }
 
+/* Whether one copy may be made that the policy does not ask for. */
+static bool allows_copy(const policy *with) {
+    return !with->copies && !with->shares;
+}
+
+/* Takes the view. What the consumer imports of no capsule its own constructor copies
+ * from an array; NULL: Python decides. */
+static PyObject *construct(dlb_view *view, const route *along, const policy *with) {
+    if (along->construct == NULL || with->shares || with->on_cpu || with->names_own ||
+        dlb_limits_refusal(&along->constructed, &view->dl, view->flags) != NULL) {
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
+    PyObject *array = dlb_give_numpy(view, NULL);
+    PyObject *made = array ? PyObject_CallOneArg(along->construct, array) : NULL;
+    Py_XDECREF(array);
+    if (made == Py_None)
+        Py_CLEAR(made);
+    else if (made == NULL)
+        dlb_clear_error();
+    return made;
+}
+
 /* A result, NULL with an error, or NULL without one: declined. */
 static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
                           const policy *with) {
@@ -545,7 +570,7 @@ static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
         return Py_NewRef(x);
     if (!with->is_default && is_for_python(along, with))
         return NULL;
-    if (dlb_take_for(call, with->detaches, x, &view) != 0)
+    if (dlb_take_for(call, with->detaches, allows_copy(with), x, &view) != 0)
         return NULL;
     bool is_wanted = settle_immutable(along, with, &view);
     const uint64_t flags =
@@ -561,10 +586,8 @@ static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
         return result;
     }
     int copies = choose(along, with, is_wanted, &view);
-    if (copies < 0) {
-        dlb_buffer_drop(view.buffer);
-        return NULL;
-    }
+    if (copies < 0)
+        return construct(&view, along, with);
     if (copies)
         result = give_copy(&view, along);
     else if (view.flags == flags && is_argument(along, x, &view)) {
@@ -672,37 +695,35 @@ static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     return (PyObject *)self;
 }
 
-/* The keywords of `activate`, which follow any number of other arguments; those that
- * are None become NULL. */
+/* The keywords of `activate`, which follow any number of other arguments; NULL for
+ * those that are not there. */
 typedef struct {
-    PyObject *streams, *settings, *setting;
-    limits_object *wider;
+    PyObject *streams, *settings, *setting, *construct;
+    limits_object *wider, *constructed;
 } activation;
 
 static int read_keywords(PyObject *kwargs, activation *out) {
-    static char *names[] = {"streams", "wider", NULL};
-    PyObject *nothing = PyTuple_New(0), *wider = Py_None;
+    static char *names[] = {"streams", "wider", "construct", NULL};
+    PyObject *nothing = PyTuple_New(0), *wider = NULL, *construct = NULL;
     *out = (activation){.streams = Py_None};
-    int parsed =
-        nothing != NULL && PyArg_ParseTupleAndKeywords(nothing, kwargs, "|$OO:activate",
-                                                       names, &out->streams, &wider);
+    int parsed = nothing != NULL &&
+                 PyArg_ParseTupleAndKeywords(nothing, kwargs, "|$OO!O!:activate", names,
+                                             &out->streams, &PyTuple_Type, &wider,
+                                             &PyTuple_Type, &construct);
     Py_XDECREF(nothing);
     if (parsed && out->streams == Py_None)
         out->streams = NULL;
-    if (!parsed || wider == Py_None)
-        return parsed ? 0 : -1;
-    if (!PyTuple_Check(wider)) {
-        PyErr_SetString(PyExc_TypeError, "activate: wider must be a tuple or None");
-        return -1;
-    }
-    return PyArg_ParseTuple(wider, "O!OU:activate", &dlb_LimitsType, &out->wider,
-                            &out->settings, &out->setting)
-               ? 0
-               : -1;
+    if (parsed && wider != NULL)
+        parsed = PyArg_ParseTuple(wider, "O!OU:activate", &dlb_LimitsType, &out->wider,
+                                  &out->settings, &out->setting);
+    if (parsed && construct != NULL)
+        parsed = PyArg_ParseTuple(construct, "O!O:activate", &dlb_LimitsType,
+                                  &out->constructed, &out->construct);
+    return parsed ? 0 : -1;
 }
 
 /* activate(kind, limits, consumer=None, own_type=None, *extra, streams=None,
- * wider=None) */
+ * wider=..., construct=...) */
 static PyObject *converter_activate(PyObject *object, PyObject *args,
                                     PyObject *kwargs) {
     static const char *const kinds[] = {"closed", "tensor",  "numpy",
@@ -752,9 +773,12 @@ static PyObject *converter_activate(PyObject *object, PyObject *args,
         .streams = Py_XNewRef(keywords.streams),
         .settings = Py_XNewRef(keywords.settings),
         .setting = Py_XNewRef(keywords.setting),
+        .construct = Py_XNewRef(keywords.construct),
     };
     if (keywords.wider != NULL)
         made->wider = keywords.wider->limits;
+    if (keywords.constructed != NULL)
+        made->constructed = keywords.constructed->limits;
     DLB_BEGIN_EXCLUSIVE(object);
     made->before = self->routes;
     self->routes = made;
@@ -808,6 +832,7 @@ static void converter_dealloc(PyObject *object) {
         Py_XDECREF(last->streams);
         Py_XDECREF(last->settings);
         Py_XDECREF(last->setting);
+        Py_XDECREF(last->construct);
         PyMem_Free(last);
     }
     Py_TYPE(object)->tp_free(object);
@@ -831,7 +856,7 @@ static PyMethodDef converter_methods[] = {
     {"activate", (PyCFunction)(void (*)(void))converter_activate,
      METH_VARARGS | METH_KEYWORDS,
      "activate($self, kind, limits, consumer=None, own_type=None, /, "
-     "*extra, streams=None, wider=None)\n--\n\nOpen the C path."},
+     "*extra, streams=None, wider=..., construct=...)\n--\n\nOpen the C path."},
     {"close", converter_close, METH_NOARGS,
      "close($self, /)\n--\n\nClose the C path: everything goes through Python."},
     {NULL, NULL, 0, NULL},
@@ -859,7 +884,7 @@ static PyObject *take_fast(PyObject *x, const policy *with) {
     dlb_view view;
     if (call == NULL && (call = PyUnicode_InternFromString("from_dlpack")) == NULL)
         return NULL;
-    if (dlb_take_for(call, false, x, &view) != 0)
+    if (dlb_take_for(call, false, allows_copy(with), x, &view) != 0)
         return NULL;
     if (with->is_default)
         return dlb_tensor_new(dlb.tensor_type, &view);

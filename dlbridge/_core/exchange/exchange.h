@@ -56,8 +56,10 @@ PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none 
 int dlb_take(PyObject *x, dlb_view *view);
 /* For a call of this name by the user: it also takes what has only __dlpack__, of which
  * -1 may be the refusal of the call; NULL for none. Tensors of torch that require a
- * gradient are detached or declined. */
-int dlb_take_for(PyObject *call, bool detaches, PyObject *x, dlb_view *view);
+ * gradient are detached or declined; what has no memory of its own for DLPack is taken
+ * by its values, or declined. */
+int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
+                 dlb_view *view);
 /* Whether its objects are tensors of a framework that were taken before; false of
  * classes of users, which may speak a protocol and be something else as well. */
 bool dlb_is_framework_type(PyTypeObject *type);

@@ -27,6 +27,7 @@ typedef struct {
     /* The table's capsule; a function's tuple, see below; for DLPACK whether its
      * __dlpack__ takes no max_version. */
     PyObject *payload;
+    PyObject *values; /* see take_values; or NULL */
 } entry_t;
 
 /* Direct-mapped: a clash throws the older entry out, and its type is classified again.
@@ -61,6 +62,7 @@ static void free_entry(const entry_t *entry) {
         Py_XDECREF(entry->type);
     Py_XDECREF(entry->reference);
     Py_XDECREF(entry->payload);
+    Py_XDECREF(entry->values);
     PyMem_Free((void *)entry);
 }
 
@@ -101,12 +103,14 @@ static int expect_payload(PyObject *payload, Py_ssize_t count, const char *needs
 }
 
 static int parse_answer(PyObject *answer, entry_t *made) {
-    if (!PyTuple_Check(answer) || PyTuple_GET_SIZE(answer) != 2) {
+    Py_ssize_t count = PyTuple_Check(answer) ? PyTuple_GET_SIZE(answer) : 0;
+    if (count != 2 && count != 3) {
         PyErr_SetString(PyExc_TypeError,
-                        "classify must return None or (kind, payload)");
+                        "classify must return None or (kind, payload[, values])");
         return -1;
     }
     made->payload = PyTuple_GET_ITEM(answer, 1);
+    made->values = count == 3 ? PyTuple_GET_ITEM(answer, 2) : NULL;
     if (parse_kind(PyTuple_GET_ITEM(answer, 0), &made->kind) < 0)
         return -1;
     if (made->kind == TORCH || made->kind == TABLE) {
@@ -163,6 +167,7 @@ static int learn(PyTypeObject *type, PyObject *answer) {
     } else
         Py_INCREF(made->type);
     Py_INCREF(made->payload);
+    Py_XINCREF(made->values);
     keep(made);
     return 0;
 }
@@ -781,7 +786,17 @@ static int take_detached(PyObject *x, const DLPackExchangeAPI *table, dlb_view *
     return or_declined(status);
 }
 
-int dlb_take_for(PyObject *call, bool detaches, PyObject *x, dlb_view *view) {
+/* What has no memory that DLPack can describe, by its values: `values(x)` is a NumPy
+ * array of them that nobody writes to, or None where Python decides. */
+static int take_values(PyObject *x, PyObject *values, dlb_view *view) {
+    PyObject *array = PyObject_CallOneArg(values, x);
+    int status = array == NULL ? -1 : dlb_take_numpy(array, view);
+    Py_XDECREF(array);
+    return or_declined(status);
+}
+
+int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
+                 dlb_view *view) {
     if (dlb_is_recorded())
         return DLB_DECLINED;
     const entry_t *entry = entry_of(x);
@@ -791,9 +806,14 @@ int dlb_take_for(PyObject *call, bool detaches, PyObject *x, dlb_view *view) {
                    : take_by_protocol(x, entry->payload == Py_True, call, view);
     const DLPackExchangeAPI *table =
         detaches && entry != NULL && entry->kind == TORCH ? entry->table : NULL;
+    PyObject *values = entry != NULL && may_copy ? Py_XNewRef(entry->values) : NULL;
     int status = or_declined(entry ? take_by_kind(x, entry, view) : -1);
-    return status == DLB_DECLINED && table != NULL ? take_detached(x, table, view)
-                                                   : status;
+    if (status == DLB_DECLINED && table != NULL)
+        status = take_detached(x, table, view);
+    if (status == DLB_DECLINED && values != NULL)
+        status = take_values(x, values, view);
+    Py_XDECREF(values);
+    return status;
 }
 
 /* ---- by name, from Python ---- */

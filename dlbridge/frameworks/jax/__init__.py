@@ -14,7 +14,7 @@ from dlbridge._core import native
 from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
-from dlbridge.exchange.adapter import Expressions, Framework, Key, Quirk, Sign
+from dlbridge.exchange.adapter import CPath, Expressions, Framework, Key, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.jax.streams import compute_stream
 from dlbridge.signals import is_from_handler
@@ -168,7 +168,7 @@ class Jax(Framework):
         kind: type = ArrayImpl
         return kind
 
-    def classify(self, cls: type) -> tuple[str, object] | None:
+    def classify(self, cls: type) -> CPath | None:
         if _jaxlib_functions() is None or cls is not self.array_type():
             return None
         native.jax_direct_open(cls)
@@ -177,7 +177,8 @@ class Jax(Framework):
         method = "_single_device_array_to_np_array_did_copy"
         if not hasattr(cls, method):
             return None
-        return "jax", (("_sharding", "_device"), on_cpu, method, _without_format(), _lend)
+        payload = (("_sharding", "_device"), on_cpu, method, _without_format(), _lend)
+        return "jax", payload, _values
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an array on one device; 4-bit and narrower types are copied through NumPy."""
@@ -194,7 +195,7 @@ class Jax(Framework):
         name = x.dtype.name
         if name in ("int1", "uint1"):
             raise ExchangeError("dtype", f"from_dlpack: jaxlib exports {name} as bool; cast it")
-        if name in ("int2", "uint2", "int4", "uint4"):
+        if name in _BY_VALUES:
             return self._through_numpy(x, policy, context)
         device = protocol.dlpack_device(x)
         tensor = _host_view(x, context) if device[0] == _CPU else None
@@ -246,12 +247,13 @@ class Jax(Framework):
             limits, kind = _limits(False), self.array_type()
             # Asked at each 64-bit tensor: it may change at any time, and for one thread alone.
             wider = (_limits(True), sys.modules["jax"].config, "jax_enable_x64")
+            more: dict[str, Any] = {"wider": wider, "construct": (self.constructed_limits(), _make)}
             if _has_several_devices():
-                converter.activate("placed", limits, _import_by_default, kind, wider=wider)
+                converter.activate("placed", limits, _import_by_default, kind, **more)
             else:
                 into, cpu = functions[1], _cpu()
                 converter.activate(
-                    "capsule", limits, into, kind, cpu, None, streams=_streams, wider=wider
+                    "capsule", limits, into, kind, cpu, None, streams=_streams, **more
                 )
 
     def place(self, policy: Policy) -> Any:
@@ -387,17 +389,35 @@ def _host_view(x: Any, context: ExchangeContext) -> native.TensorBase | None:
     )
 
 
+# Dtypes of which JAX gives out no memory: NumPy has a copy with one byte for each element.
+_BY_VALUES = ("int2", "uint2", "int4", "uint4")
+
+
+@cache
+def _dtypes_by_values() -> frozenset[np.dtype[Any]]:
+    jnp = sys.modules["jax"].numpy
+    return frozenset(np.dtype(getattr(jnp, name)) for name in _BY_VALUES if hasattr(jnp, name))
+
+
+def _values(x: Any) -> np.ndarray[Any, Any] | None:
+    """Return the values of an array on one device whose memory JAX does not give out."""
+    if x.dtype not in _dtypes_by_values() or len(x.sharding.device_set) != 1:
+        return None
+    return np.asarray(x)
+
+
 @cache
 def _without_format() -> dict[np.dtype[Any], tuple[int, int, int] | None]:
     """Return the dtypes of whole bytes that the buffer protocol has no format for.
 
-    None stands for those of one bit, which it calls bool.
+    None stands for those of one bit, which it calls bool, and for those that are read by values.
     """
     jnp = sys.modules["jax"].numpy
     names = ("bfloat16", *(name for name in vars(jnp) if name.startswith("float8_")))
     bits = [np.dtype(getattr(jnp, name)) for name in ("int1", "uint1") if hasattr(jnp, name)]
     found = [np.dtype(getattr(jnp, name)) for name in names]
-    return {each: dtype.read_numpy(each) for each in found} | dict.fromkeys(bits)
+    others = dict.fromkeys((*bits, *_dtypes_by_values()))
+    return {each: dtype.read_numpy(each) for each in found} | others
 
 
 def _export(x: Any, stream: tuple[int, ...]) -> object:
@@ -464,10 +484,26 @@ def _constructs(name: str) -> bool:
 
 def _constructed(tensor: native.TensorBase, device: Any) -> Any:
     """Return a copy made by JAX's own constructor, on a CPU device."""
+    return _make_on(as_array(tensor, "to_jax").view(tensor.dtype.numpy), device)
+
+
+def _make(array: np.ndarray[Any, Any]) -> Any | None:
+    """Return a copy of an array on the default device, or None where JAX lacks its dtype."""
+    return _make_on(array, None) if _makes(array.dtype) else None
+
+
+@cache
+def _makes(kind: np.dtype[Any]) -> bool:
+    return _constructs(kind.name)
+
+
+def _make_on(array: np.ndarray[Any, Any], device: Any) -> Any:
     if device is None and _default_device().platform != "cpu":
         device = _cpu()
-    array = as_array(tensor, "to_jax").view(tensor.dtype.numpy)
-    return sys.modules["jax"].numpy.array(array, copy=True, device=device)
+    jnp = sys.modules["jax"].numpy
+    if device is None:  # which may share memory that it finds aligned
+        return jnp.asarray(array.copy())
+    return jnp.array(array, copy=True, device=device)
 
 
 @cache

@@ -13,7 +13,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
-from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
+from dlbridge.exchange.adapter import CPath, Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.signals import is_from_handler
 from dlbridge.tensor.values import IMMUTABLE, READ_ONLY, as_array
@@ -164,11 +164,11 @@ class TensorFlow(Framework):
         kind: type = EagerTensor
         return kind
 
-    def classify(self, cls: type) -> tuple[str, object] | None:
+    def classify(self, cls: type) -> CPath | None:
         export = _export_function()
         if export is None or cls is not self.array_type():
             return None
-        return "capsule", (export, "_datatype_enum", _EXPORTED_NUMBERS, -1, _FLAGS, None)
+        return "capsule", (export, "_datatype_enum", _EXPORTED_NUMBERS, -1, _FLAGS, None), _values
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take an eager tensor; of a variable, its value now."""
@@ -226,7 +226,8 @@ class TensorFlow(Framework):
             kind, into = "capsule", functions[0]
             if len(_cpus()) > 1:
                 kind, into = "placed", _import_in_scope
-            converter.activate(kind, _LIMITS, into, self.array_type(), functions[1])
+            made = (self.constructed_limits(), _make)
+            converter.activate(kind, _LIMITS, into, self.array_type(), functions[1], construct=made)
 
     def place(self, policy: Policy) -> Any:
         wanted = policy.device
@@ -280,15 +281,41 @@ def _take_values(x: Any, policy: Policy, context: ExchangeContext) -> native.Ten
             f"from_dlpack: TensorFlow exports {x.dtype.name} only by a copy, and copy=False "
             "forbids it",
         )
-    array = context.copying("tensorflow", "dtype", lambda: np.array(x.numpy()))
+    array = context.copying("tensorflow", "dtype", lambda: _copied_values(x))
     return protocol.take_array(array, policy, context)
 
 
+def _values(x: Any) -> np.ndarray[Any, Any] | None:
+    """Return the values of a tensor that TensorFlow exports as a NumPy array alone."""
+    return _copied_values(x) if x._datatype_enum() in _BY_VALUES else None
+
+
+def _copied_values(x: Any) -> np.ndarray[Any, Any]:
+    values = x.numpy()
+    is_own = isinstance(values, np.ndarray) and values.flags.owndata
+    return values if is_own else np.array(values)
+
+
 def _constant(array: Any) -> Any:
-    """Return an eager tensor with the values of an array, which TensorFlow copies."""
-    tensorflow: Any = sys.modules["tensorflow"]
-    with tensorflow.init_scope(), tensorflow.device("/CPU:0"):
-        return tensorflow.constant(array)
+    """Return an eager tensor on the CPU with a copy of the values of an array.
+
+    `tensorflow.constant` does the same, after it has looked at all that surrounds the call.
+    """
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework.ops import EagerTensor
+
+    context.context().ensure_initialized()
+    return EagerTensor(array.copy(), "/device:CPU:0", None)
+
+
+def _make(array: np.ndarray[Any, Any]) -> Any | None:
+    """Return a copy on the device in scope, or None where TensorFlow lacks the dtype."""
+    return _placed(_constant(array), _device_in_scope()) if _makes(array.dtype) else None
+
+
+@cache
+def _makes(kind: np.dtype[Any]) -> bool:
+    return _constructs(kind.name)
 
 
 @cache
@@ -367,6 +394,8 @@ def _import_in_scope(capsule: object, handle: object) -> Any:
 
 def _placed(made: Any, name: str) -> Any:
     """Return a tensor on the named CPU device, over the same memory; others are no place for it."""
+    if not name:
+        return made
     tensorflow: Any = sys.modules["tensorflow"]
     if f"/device:{name.rpartition('/device:')[2]}" not in _cpus() or made.device.endswith(name):
         return made
@@ -375,3 +404,4 @@ def _placed(made: Any, name: str) -> Any:
 
 
 ADAPTER = TensorFlow()
+_BY_VALUES = frozenset(DType(name).tensorflow_number for name in TensorFlow.constructed.values())
