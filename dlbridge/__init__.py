@@ -16,6 +16,7 @@ from dlbridge._core import ffi, lib, native
 from dlbridge.device import Device, DeviceType
 from dlbridge.dtype import (
     DType,
+    bcomplex32,
     bfloat16,
     bool_,
     complex32,
@@ -146,6 +147,7 @@ __all__ = [
     "arange",
     "as_tensor",
     "asarray",
+    "bcomplex32",
     "bfloat16",
     "bool_",
     "bridge",

@@ -43,10 +43,13 @@ class DeviceType(IntEnum):
     HEXAGON = 16
     MAIA = 17
     TRN = 18
+    TPU = 19
+    TPU_HOST = 20
+    ASCEND = 21
 
 
-# kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged: the CPU can read the memory.
-HOST_TYPES = frozenset((1, 3, 11, 13))
+# kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged, kDLTPUHost: the CPU can read the memory.
+HOST_TYPES = frozenset((1, 3, 11, 13, 20))
 # kDLCUDA, kDLCUDAManaged: work on the memory is ordered by streams.
 CUDA_TYPES = frozenset((2, 13))
 _TYPES: dict[str, DeviceType] = {
@@ -93,7 +96,7 @@ class Device:
 
     @property
     def is_host_accessible(self) -> bool:
-        """True when the CPU can read the memory: cpu, cuda_host, rocm_host, cuda_managed."""
+        """True when the CPU can read it: cpu, cuda_host, rocm_host, tpu_host, cuda_managed."""
         return self.type in HOST_TYPES
 
     def to(self, framework: str) -> Any:

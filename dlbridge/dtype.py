@@ -44,6 +44,7 @@ _FAMILIES: dict[int, tuple[str, tuple[int, ...], int | None]] = {
     15: ("float6_e2m3fn", (6,), 6),
     16: ("float6_e3m2fn", (6,), 6),
     17: ("float4_e2m1fn", (4,), 4),
+    18: ("bcomplex", (32,), None),
 }
 NAMES: dict[tuple[int, int], str] = {
     (code, bits): family if bits == plain else f"{family}{bits}"
@@ -57,6 +58,7 @@ _SHORTER = (
     ("float6_", "f6"),
     ("float4_", "f4"),
     ("bfloat", "bf"),
+    ("bcomplex", "bc"),
     ("float", "f"),
     ("complex", "c"),
     ("uint", "u"),
@@ -111,6 +113,7 @@ _OTHER_NAMES = {
     "bool_": "bool",
 }
 FLOATING_CODES = frozenset((2, 4, *range(7, 18)))
+COMPLEX_CODES = frozenset((5, 18))
 
 _PYTHON_TYPES: dict[object, str] = {
     bool: "bool",
@@ -229,8 +232,8 @@ class DType:
 
     @property
     def is_complex(self) -> bool:
-        """True for complex32, complex64 and complex128."""
-        return self.code == 5
+        """True for complex32, complex64, complex128, and bcomplex32 of two bfloat16."""
+        return self.code in COMPLEX_CODES
 
     @property
     def is_bool(self) -> bool:
@@ -554,6 +557,7 @@ float32 = make_dtype(2, 32)
 float64 = make_dtype(2, 64)
 handle = make_dtype(3, 64)
 bfloat16 = make_dtype(4, 16)
+bcomplex32 = make_dtype(18, 32)
 complex32 = make_dtype(5, 32)
 complex64 = make_dtype(5, 64)
 complex128 = make_dtype(5, 128)

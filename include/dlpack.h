@@ -44,7 +44,10 @@ typedef enum {
     kDLWebGPU = 15,
     kDLHexagon = 16,
     kDLMAIA = 17,
-    kDLTrn = 18
+    kDLTrn = 18,
+    kDLTPU = 19,
+    kDLTPUHost = 20,
+    kDLAscend = 21
 } DLDeviceType;
 
 typedef struct {
@@ -70,7 +73,8 @@ typedef enum {
     kDLFloat8_e8m0fnu = 14,
     kDLFloat6_e2m3fn = 15,
     kDLFloat6_e3m2fn = 16,
-    kDLFloat4_e2m1fn = 17
+    kDLFloat4_e2m1fn = 17,
+    kDLBcomplex = 18
 } DLDataTypeCode;
 
 typedef struct {

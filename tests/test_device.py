@@ -60,7 +60,9 @@ def test_text() -> None:
 
 def test_host_memory_that_the_cpu_can_read() -> None:
     readable = {kind for kind in DeviceType if make_device(kind).is_host_accessible}
-    assert {kind.name for kind in readable} == {"CPU", "CUDA_HOST", "ROCM_HOST", "CUDA_MANAGED"}
+    assert {kind.name for kind in readable} == {
+        *("CPU", "CUDA_HOST", "ROCM_HOST", "CUDA_MANAGED", "TPU_HOST"),
+    }
 
 
 def test_a_device_is_immutable() -> None:
@@ -87,6 +89,9 @@ def test_a_device_is_immutable() -> None:
         ("xpu:2", (14, 2)),
         ("oneapi:0", (14, 0)),
         ("trn", (18, 0)),
+        ("tpu", (19, 0)),
+        ("tpu_host:1", (20, 1)),
+        ("ascend", (21, 0)),
         ("/cpu:0", (1, 0)),
         ("/device:GPU:2", (2, 2)),
         ("/job:localhost/replica:0/task:0/device:CPU:0", (1, 0)),
@@ -103,7 +108,7 @@ def test_names(name: str, pair: tuple[int, int]) -> None:
     "name",
     [
         "",
-        "tpu",
+        "npu",
         "cuda:",
         "cuda:-1",
         "cuda:1:2",
@@ -208,6 +213,7 @@ def test_jax_both_ways(framework: Callable[[str], Any]) -> None:
         ("gpu", "PJRT C API rocm 60300", 1, (10, 1)),
         ("cuda", "", None, (2, 5)),
         ("cpu", "cpu", 0, (1, 5)),
+        ("tpu", "", 1, (19, 1)),
     ],
 )
 def test_jax_devices_of_other_machines(
@@ -223,8 +229,8 @@ def test_jax_devices_of_other_machines(
     assert Device(jax_device).pair == pair
 
 
-def test_jax_tpu_has_no_name_in_dlpack() -> None:
-    fields = {"platform": "tpu", "id": 0, "local_hardware_id": 0}
+def test_a_platform_of_jax_that_has_no_name_in_dlpack() -> None:
+    fields = {"platform": "neuron", "id": 0, "local_hardware_id": 0}
     with pytest.raises(ExchangeError, match="DLPack has no device for"):
         Device(type("Device", (), {"__module__": "jaxlib._jax", **fields})())
 

@@ -31,7 +31,7 @@ from dlbridge.proto import datatypes
 ALL = sorted(NAMES.values())
 STANDARD = """
     bool int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 uint64
-    float16 float32 float64 bfloat16 complex32 complex64 complex128
+    float16 float32 float64 bfloat16 bcomplex32 complex32 complex64 complex128
     float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2
     float8_e5m2fnuz float8_e8m0fnu float6_e2m3fn float6_e3m2fn float4_e2m1fn handle
     """.split()  # noqa: SIM905
@@ -281,7 +281,7 @@ def writable(framework: str) -> set[str]:
 
 def test_numpy_both_ways() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
-    older = set() if hasattr(ml_dtypes, "complex32") else {"complex32"}
+    older = {name for name in ("bcomplex32", "complex32") if not hasattr(ml_dtypes, name)}
     assert writable("numpy") >= set(STANDARD) - {"handle"} - older
     for name in set(STANDARD) - {"handle"} - older:
         own = DType(name).numpy
@@ -358,7 +358,7 @@ def test_tensorflow_numbers_that_dlpack_cannot_name() -> None:
 
 def test_tvm_both_ways(framework: Callable[[str], Any]) -> None:
     tvm_ffi = framework("tvm_ffi")
-    missing = {"complex32", "complex64", "complex128"}
+    missing = {"bcomplex32", "complex32", "complex64", "complex128"}
     assert writable("tvm") >= {*STANDARD, "float32x4", "float4_e2m1fnx2"} - missing
     assert tvm_ffi.dtype("int8x16") == DType("int8x16")
 

@@ -51,6 +51,7 @@
  * before its shape is used where that is not called. Arrays on the stack rely on it. */
 #define DLB_MAX_NDIM 254
 #define DLB_KNOWN_FLAGS 7
+#define DLB_DTYPE_CODES 19 /* those of DLDataTypeCode are below */
 /* Our own mark of memory that is READ_ONLY as the values of JAX and TensorFlow are, and
  * not because its producer says so: the policy immutable= decides where a consumer
  * cannot protect it. It comes with READ_ONLY, and never leaves the core. */

@@ -21,7 +21,7 @@ from dlbridge.device import DeviceType
 from dlbridge.exchange.exchange import from_dlpack
 
 VERSION = (1, 3)
-HOST = (1, 3, 11)  # device types whose memory the CPU reads: CPU, CUDAHost, ROCMHost
+HOST = (1, 3, 11, 20)  # whose memory the CPU reads: CPU, CUDAHost, ROCMHost, TPUHost
 METHOD, DEVICE = "Python specification, __dlpack__", "Python specification, __dlpack_device__"
 CAPSULE = "Python specification, capsules"
 MANAGED, TENSOR = "dlpack.h, DLManagedTensorVersioned", "dlpack.h, DLTensor"

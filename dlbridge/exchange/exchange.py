@@ -447,8 +447,9 @@ _ADVICE: dict[str, str] = {
     "strides": "allow a copy with copy=None",
 }
 _COPY_HELPS = ("alignment", "strides")
-# Where dlbridge itself copies from and to: kDLCPU, kDLCUDA, kDLCUDAHost, kDLROCMHost, managed.
-_REACHED = frozenset((1, 2, 3, 11, 13))
+# Where dlbridge itself copies from and to: kDLCPU, kDLCUDA, managed, and the host memory of
+# kDLCUDAHost, kDLROCMHost and kDLTPUHost.
+_REACHED = frozenset((1, 2, 3, 11, 13, 20))
 _NEED_DRIVER = frozenset((2, 3, 13))
 _PINNED, _MANAGED = 3, 13
 _OWN_KINDS = frozenset((_PINNED, _MANAGED))  # host memory that is more than the CPU's

@@ -284,7 +284,7 @@ def contains(tensor: native.TensorBase, number: Any) -> bool:
 # ---- writing ------------------------------------------------------------------------------------
 
 # Place of each type code among bool, integer, real (all that are not named) and complex.
-_RANKS = {3: -1, 6: 0, 0: 1, 1: 1, 5: 3}
+_RANKS = {3: -1, 6: 0, 0: 1, 1: 1, 5: 3, 18: 3}
 _REAL = 2
 
 
@@ -403,6 +403,7 @@ _SIGNIFICANDS = {
     "float64": 53,
     "bfloat16": 8,
     "complex32": 11,
+    "bcomplex32": 8,
     "complex64": 24,
     "complex128": 53,
     "float8_e3m4": 5,

@@ -227,6 +227,25 @@ def test_imports_of_legacy_capsules_are_writable() -> None:
     assert y.ctypes.data == x.ctypes.data
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["complex32", "bcomplex32"])
+def test_complex_numbers_of_16_bit_parts_are_those_of_ml_dtypes(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    if not hasattr(ml_dtypes, name):
+        pytest.skip(f"this ml_dtypes has no {name}")
+    x = np.array([1 + 2j, -0.5]).astype(getattr(ml_dtypes, name))
+    tensor = dlbridge.from_dlpack(x)
+    assert (tensor.dtype, tensor.tolist()) == (dlbridge.DType(name), [1 + 2j, -0.5])
+    assert dlbridge.to_numpy(tensor).dtype == x.dtype
+    assert dlbridge.to_numpy(tensor).ctypes.data == x.ctypes.data
+    wide = dlbridge.to_numpy(x, dtype="complex64")
+    assert wide.tolist() == [1 + 2j, -0.5]
+    assert dlbridge.to_numpy(wide, dtype=name).tobytes() == x.tobytes()
+    if hasattr(pytest.importorskip("torch"), name):
+        shared = dlbridge.to_torch(x)
+        assert dlbridge.to_numpy(shared).ctypes.data == shared.data_ptr() == x.ctypes.data
+
+
 @pytest.mark.fact(22)
 def test_bfloat16_is_shared_with_torch_in_both_directions() -> None:
     """NumPy neither imports nor exports any dtype of ml_dtypes through DLPack."""

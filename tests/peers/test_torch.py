@@ -256,6 +256,66 @@ def test_subclasses_that_own_plain_memory() -> None:
     assert from_dlpack(inference).data_ptr == inference.data_ptr()
 
 
+class Refusing(torch.Tensor):
+    """A subclass that allows nothing of a tensor, as torch's ReadOnlyTensorWrapper."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("nothing is allowed")
+
+
+class ReadOnly(Refusing):
+    """One that has an export of its own."""
+
+    def __dlpack__(self, **asked: Any) -> object:
+        with torch._C.DisableTorchFunctionSubclass():
+            array = self.as_subclass(torch.Tensor).numpy()
+        array.flags.writeable = False
+        return array.__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+@pytest.mark.parametrize("call", [from_dlpack, dlbridge.as_tensor, to_numpy, to_torch])
+def test_a_subclass_that_allows_nothing_is_refused(call: Any) -> None:
+    x = torch.ones(3).as_subclass(Refusing)
+    name = f"{call.__name__}: "
+    with pytest.raises(dlbridge.ExchangeError, match=f"^{name}.*nothing is allowed") as caught:
+        call(x)
+    assert caught.value.reason == "producer"
+    assert type(caught.value.__cause__) is RuntimeError
+
+
+def test_a_subclass_is_asked_for_the_export_that_it_has() -> None:
+    wrap: Any = lambda x: x.as_subclass(ReadOnly)  # noqa: E731
+    own = getattr(torch.utils.dlpack, "ReadOnlyTensorWrapper", None)  # from torch 2.14
+    for make in filter(None, (wrap, own)):
+        plain = torch.ones(3)
+        x = make(plain)
+        assert from_dlpack(x).readonly
+        assert not to_numpy(x).flags.writeable
+        assert to_numpy(x).ctypes.data == plain.data_ptr()
+        refused("readonly", to_torch, x)
+        assert to_torch(x, readonly="copy").tolist() == [1, 1, 1]
+
+
+@pytest.mark.skipif(not hasattr(torch, "_lazy_clone"), reason="this torch copies at once")
+def test_a_copy_on_write_tensor_is_copied_where_it_may_be_written() -> None:
+    """torch makes the copy when it hands out the memory; a kernel that reads leaves it be."""
+    twice = dlbridge.wrap(lambda x: x * 2, "cow::twice(x: f32[n]) -> f32[n]", abi="python:numpy")
+    add = dlbridge.wrap(lambda x: x.__iadd__(1), "cow::add(x!: f32[n])", abi="python:numpy")
+    x = torch.ones(3)
+    shared = torch._lazy_clone(x)
+    for _ in range(3):
+        assert twice(shared).tolist() == [2, 2, 2]
+        if torch.__version__ >= (2, 10):  # which has a function for a pointer to read from
+            assert torch._C._is_cow_tensor(shared)
+    add(shared)
+    to_numpy(written := torch._lazy_clone(x))[0] = 7
+    assert (x.tolist(), shared.tolist(), written.tolist()) == ([1] * 3, [2] * 3, [7, 1, 1])
+
+
 DTYPES = {
     "bool": (6, 8, 1),
     "uint8": (1, 8, 1),
@@ -268,6 +328,7 @@ DTYPES = {
     "float64": (2, 64, 1),
     "bfloat16": (4, 16, 1),
     "complex32": (5, 32, 1),
+    "bcomplex32": (18, 32, 1),
     "complex64": (5, 64, 1),
     "complex128": (5, 128, 1),
     "float8_e4m3fn": (10, 8, 1),

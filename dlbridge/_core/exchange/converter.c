@@ -21,7 +21,7 @@ static int add_dtype(dlb_limits *limits, PyObject *triple) {
         return -1;
     if (dtype.lanes != 1)
         limits->packed_key = dlb_dtype_key(dtype);
-    else if (dtype.code < 18)
+    else if (dtype.code < DLB_DTYPE_CODES)
         limits->widths[dtype.code] |=
             (uint16_t)(dtype.bits == 6
                            ? 1 << 15

@@ -27,11 +27,18 @@ typedef struct { /* repeats; the first byte is that of the first element */
     bool is_nan;
 } pattern;
 
+/* The type code of real numbers: of the parts, if it is complex. */
+static uint8_t part_code(DLDataType dtype) {
+    return dtype.code == kDLComplex    ? kDLFloat
+           : dtype.code == kDLBcomplex ? kDLBfloat
+                                       : dtype.code;
+}
+
 /* The width of a real number in it; 0: it has none with a NaN that is looked for. */
 static int32_t real_bits(DLDataType dtype) {
-    int32_t bits = dtype.code == kDLComplex ? dtype.bits / 2 : dtype.bits;
-    bool is_real =
-        dtype.code == kDLFloat || dtype.code == kDLComplex || dtype.code == kDLBfloat;
+    uint8_t code = part_code(dtype);
+    int32_t bits = code != dtype.code ? dtype.bits / 2 : dtype.bits;
+    bool is_real = code == kDLFloat || code == kDLBfloat;
     return is_real && (bits == 16 || bits == 32 || bits == 64) ? bits : 0;
 }
 
@@ -46,9 +53,9 @@ static pattern find_pattern(DLDataType dtype, int fill) {
     made.is_nan = true;
     made.period = bits / 8;
     made.bytes[made.period - 1] = 0x7f;
-    if (dtype.code == kDLBfloat || bits == 32)
+    if (part_code(dtype) == kDLBfloat || bits == 32)
         made.bytes[made.period - 2] = 0xa5;
-    if (dtype.code != kDLBfloat && bits == 16)
+    if (part_code(dtype) != kDLBfloat && bits == 16)
         made.bytes[1] = 0x7d;
     if (bits == 64)
         made.bytes[6] = 0xf5;
@@ -397,7 +404,7 @@ static value_kind find_kind(const char *at, DLDataType dtype, int32_t bits) {
                 {kDLFloat, 16, 0x7c00},
                 {kDLFloat, 32, 0x7f800000},
                 {kDLFloat, 64, UINT64_C(0x7ff) << 52}};
-    int32_t code = dtype.code == kDLComplex ? kDLFloat : dtype.code;
+    int32_t code = part_code(dtype);
     uint64_t value = 0, exponent = 0;
     memcpy(&value, at, (size_t)bits / 8);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

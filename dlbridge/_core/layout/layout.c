@@ -3,7 +3,7 @@
 
 /* Widths each type code may have: bit k stands for 2**k bits, bit 15 for 6 bits. */
 #define SIX_BITS (1 << 15)
-static const uint16_t standard_widths[18] = {
+static const uint16_t standard_widths[DLB_DTYPE_CODES] = {
     [kDLInt] = 0x7f, /* 1, 2, 4, 8, 16, 32, 64 */
     [kDLUInt] = 0x7f,
     [kDLFloat] = 1 << 4 | 1 << 5 | 1 << 6,
@@ -22,6 +22,7 @@ static const uint16_t standard_widths[18] = {
     [kDLFloat6_e2m3fn] = SIX_BITS,
     [kDLFloat6_e3m2fn] = SIX_BITS,
     [kDLFloat4_e2m1fn] = 1 << 2,
+    [kDLBcomplex] = 1 << 5,
 };
 
 #define DEVICE_BIT(type) (UINT64_C(1) << (type))
@@ -31,7 +32,8 @@ static const uint64_t standard_devices =
     DEVICE_BIT(kDLVPI) | DEVICE_BIT(kDLROCM) | DEVICE_BIT(kDLROCMHost) |
     DEVICE_BIT(kDLExtDev) | DEVICE_BIT(kDLCUDAManaged) | DEVICE_BIT(kDLOneAPI) |
     DEVICE_BIT(kDLWebGPU) | DEVICE_BIT(kDLHexagon) | DEVICE_BIT(kDLMAIA) |
-    DEVICE_BIT(kDLTrn);
+    DEVICE_BIT(kDLTrn) | DEVICE_BIT(kDLTPU) | DEVICE_BIT(kDLTPUHost) |
+    DEVICE_BIT(kDLAscend);
 
 static uint16_t width_bit(uint8_t bits) {
     if (bits == 6)
@@ -44,7 +46,8 @@ static uint16_t width_bit(uint8_t bits) {
 static const char *check_dtype(DLDataType dtype) {
     if (dtype.lanes == 0)
         return "lanes";
-    if (dtype.code >= 18 || (standard_widths[dtype.code] & width_bit(dtype.bits)) == 0)
+    if (dtype.code >= DLB_DTYPE_CODES ||
+        (standard_widths[dtype.code] & width_bit(dtype.bits)) == 0)
         return "dtype";
     return NULL;
 }
@@ -97,8 +100,8 @@ const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
 }
 
 bool dlb_is_host(DLDevice device) {
-    static const uint64_t host =
-        DEVICE_BIT(kDLCPU) | DEVICE_BIT(kDLCUDAHost) | DEVICE_BIT(kDLROCMHost);
+    static const uint64_t host = DEVICE_BIT(kDLCPU) | DEVICE_BIT(kDLCUDAHost) |
+                                 DEVICE_BIT(kDLROCMHost) | DEVICE_BIT(kDLTPUHost);
     return (unsigned)device.device_type < 64 && (host & DEVICE_BIT(device.device_type));
 }
 

@@ -7,9 +7,8 @@
 
 dlb_torch_shim dlb_shim;
 
-#define DTYPE_CODES 18
 DLDataType dlb_shim_dtypes[DLB_SHIM_DTYPES];
-static int8_t numbers[DTYPE_CODES][8]; /* by code and log2 of the bits; -1: none */
+static int8_t numbers[DLB_DTYPE_CODES][8]; /* by code and log2 of the bits; -1: none */
 static int32_t cpu_type, cuda_type;
 static DLDeviceType cuda_means = kDLCUDA;
 
@@ -125,7 +124,7 @@ void dlb_shim_set_rocm(bool is_rocm) {
 }
 
 int32_t dlb_shim_dtype_number(DLDataType dtype) {
-    bool is_single = dtype.lanes == 1 && dtype.code < DTYPE_CODES && dtype.bits >= 8 &&
+    bool is_single = dtype.lanes == 1 && dtype.code < DLB_DTYPE_CODES && dtype.bits >= 8 &&
                      dtype.bits <= 128 && (dtype.bits & (dtype.bits - 1)) == 0;
     if (is_single)
         return numbers[dtype.code][__builtin_ctz(dtype.bits)];

@@ -148,7 +148,13 @@ class Jax(Framework):
         dtype.DType(name).triple: name
         for name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e8m0fnu")
     }
-    device_names: ClassVar[dict[int, str]] = {1: "cpu", 2: "cuda", 8: "metal", 10: "rocm"}
+    device_names: ClassVar[dict[int, str]] = {
+        1: "cpu",
+        2: "cuda",
+        8: "metal",
+        10: "rocm",
+        19: "tpu",
+    }
 
     def recognises(self, cls: type) -> bool:
         jax = sys.modules.get("jax")

@@ -148,7 +148,7 @@ _NATIVE_DTYPES = [
     (6, 8, 1),
 ]
 _ML_DTYPES = [
-    *("bfloat16", "int2", "int4", "uint2", "uint4"),
+    *("bfloat16", "complex32", "bcomplex32", "int2", "int4", "uint2", "uint4"),
     *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
     *(f"float8_{kind}" for kind in ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz")),
     *(f"float8_{kind}" for kind in ("e5m2", "e5m2fnuz", "e8m0fnu")),

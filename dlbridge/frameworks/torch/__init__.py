@@ -11,16 +11,17 @@ from typing import Any, ClassVar
 from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.cuda.driver import LEGACY, NONE, as_stream
-from dlbridge.errors import ExchangeError
+from dlbridge.errors import DLBridgeError, ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
-from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.exchange.context import DryRunEnd, ExchangeContext, Policy
 from dlbridge.frameworks.torch import internals
 from dlbridge.frameworks.torch.internals import guard_is_open
 from dlbridge.signals import is_from_handler
 from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
 
 _TABLE = protocol.TABLE
+_BCOMPLEX, _INT32 = (18, 32, 1), (0, 32, 1)  # torch 2.15 has the first, but not in DLPack
 
 
 class Torch(Framework):
@@ -156,7 +157,24 @@ class Torch(Framework):
         return "torch", getattr(torch.Tensor, _TABLE)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
-        """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's."""
+        """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's.
+
+        A subclass with an export of its own is asked for that: torch's ReadOnlyTensorWrapper says
+        by it that the memory must not be written, and allows nothing else.
+        """
+        try:
+            if _exports_itself(x):
+                return protocol.take_dlpack(x, policy, context)
+            return self._take_memory(x, policy, context)
+        except (DLBridgeError, DryRunEnd):
+            raise
+        except Exception as error:  # of torch, or of the __torch_function__ of a subclass
+            if is_from_handler(error):
+                raise
+            raise protocol.refused(x, error) from error
+
+    @staticmethod
+    def _take_memory(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         _refuse_without_memory(x)
         if sys.modules["torch"]._C._get_tracing_state() is not None:
             _warn_of_trace(policy)
@@ -175,23 +193,10 @@ class Torch(Framework):
         # x may get another storage (x.data = y, x.set_, module.double): what is lent is an alias,
         # and, where this torch is known, the memory itself.
         x = x.detach()
-        tensor = native.torch_lend(x) if guard_is_open() else None
-        if tensor is not None:
-            context.route.append("torch storage")
-            return tensor
-        _fix_size(x)
-        table = getattr(type(x), _TABLE, None)
-        if table is None:
-            return protocol.take_dlpack(x, policy, context)
-        context.route.append("torch C exchange table")
-        try:
-            return native.take_table(x, table)
-        except ExchangeError:
-            raise
-        except Exception as error:
-            if is_from_handler(error):
-                raise
-            raise protocol.refused(x, error) from error
+        if str(x.dtype) == "torch.bcomplex32":
+            bits = _lend(x.view(sys.modules["torch"].int32), policy, context)
+            return bits._view(bits.shape, bits.strides, dtype=_BCOMPLEX)
+        return _lend(x, policy, context)
 
     def gives_new_memory(self, iterable: Any) -> bool:
         """Tell of a DataLoader, or its iterator, whether its collate function makes new tensors."""
@@ -220,6 +225,9 @@ class Torch(Framework):
 
     def give(self, tensor: native.TensorBase, policy: Policy, context: ExchangeContext) -> Any:
         torch = self.import_module()
+        if tensor._dtype_triple == _BCOMPLEX:
+            bits = tensor._view(tensor.shape, tensor.strides, dtype=_INT32)
+            return self.give(bits, policy, context).view(torch.bcomplex32)
         table = getattr(torch.Tensor, _TABLE, None)
         if table is not None:
             return native.give_table(tensor, table, context.stream)
@@ -373,6 +381,26 @@ def _check_storage(x: Any) -> None:
         )
 
 
+def _exports_itself(x: Any) -> bool:
+    """Return whether the class of a tensor has a `__dlpack__` other than torch's."""
+    torch: Any = sys.modules["torch"]
+    return isinstance(x, torch.Tensor) and type(x).__dlpack__ is not torch.Tensor.__dlpack__
+
+
+def _lend(alias: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
+    """Return a Tensor over the memory of a plain tensor that nobody else has."""
+    tensor = native.torch_lend(alias) if guard_is_open() else None
+    if tensor is not None:
+        context.route.append("torch storage")
+        return tensor
+    _fix_size(alias)
+    table = getattr(type(alias), _TABLE, None)
+    if table is None:
+        return protocol.take_dlpack(alias, policy, context)
+    context.route.append("torch C exchange table")
+    return native.take_table(alias, table)
+
+
 def _fix_size(alias: Any) -> None:
     """Let torch refuse to resize the storage, as it does after `numpy()`; it knows that of the CPU.
 
@@ -409,6 +437,7 @@ def _limits(torch: Any) -> native.Limits:
 def _dtypes(torch: Any) -> list[tuple[int, int, int]]:
     by_name = {
         "complex32": (5, 32, 1),
+        "bcomplex32": (18, 32, 1),
         "bfloat16": (4, 16, 1),
         "float8_e4m3fn": (10, 8, 1),
         "float8_e4m3fnuz": (11, 8, 1),
