@@ -217,6 +217,27 @@ def test_parameters_are_copies_that_torch_owns():
     assert np.array_equal(array, before)
 
 
+def test_a_parameter_that_moved_is_read_where_it_is():
+    module = bridged(lambda own, x: x @ own, normal(4, 4))
+    before = module.params.detach().clone()
+    close(module(X).detach(), X @ before)
+    with torch.no_grad():
+        module.params.mul_(2)
+    close(module(X).detach(), X @ before * 2)
+    for data in (before.clone(), before.clone().t(), before.repeat(2, 1)[1:5]):
+        module.params.data = data
+        close(module(X).detach(), X @ data)
+        (found,) = torch.autograd.grad(module(X).sum(), module.params)
+        close(found, X.sum(0)[:, None].expand(4, 4))
+
+
+def test_saved_tensors_that_a_hook_puts_elsewhere_are_those_of_the_backward_pass():
+    module, expected = pair()
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        found = gradients(module, module)
+    close(found, gradients(expected, module))
+
+
 def test_no_two_results_share_memory_nor_one_with_an_argument():
     constant = jnp.ones(3)
     inner = jax.jit(lambda x: (x, x))
@@ -530,25 +551,53 @@ def test_a_flax_module_trains_its_parameters_and_returns_its_statistics():
     close(module.batch_stats.mean, X.mean(0) * 0.1)
 
 
+def test_a_haiku_module_is_called_with_a_key_or_none():
+    haiku = pytest.importorskip("haiku")
+    function = haiku.transform(lambda x: haiku.nets.MLP([8, 2])(x))
+    params = function.init(jax.random.key(0), X.numpy())
+    module = dlbridge.bridge(function.apply, to="torch", params=params)
+    assert "mlp/~/linear_0.w" in module.state_dict()
+    expected = torch.from_numpy(np.array(function.apply(params, None, X.numpy())))
+    close(module(None, X).detach(), expected)
+
+
+def test_an_nnx_module_is_split_into_its_graph_and_state():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.tanh)
+    graph, state = nnx.split(model)
+    module = dlbridge.bridge(lambda state, x: nnx.merge(graph, state)(x), to="torch", params=state)
+    assert len(list(module.parameters())) == 2
+    close(module(X).detach(), torch.from_numpy(np.array(model(X.numpy()))))
+    module(X).sum().backward()
+    assert all(each.grad is not None for each in module.parameters())
+
+
 @pytest.mark.parametrize("style", ["haiku", "nnx"])
 def test_trees_as_other_libraries_make_them(style):
     """Haiku has a flat dict of modules by their paths; nnx nested dicts with integers."""
     w, b = normal(4, 2), normal(2)
-    if style == "haiku":
-        params = {"mlp/~/linear_0": {"w": w, "b": b}}
-        names = ["mlp/~/linear_0.b", "mlp/~/linear_0.w"]
-        module = bridged(
-            lambda own, x: x @ own["mlp/~/linear_0"]["w"] + own["mlp/~/linear_0"]["b"], params
-        )
-    else:
-        params = {"layers": {0: {"kernel": {"value": w}, "bias": {"value": b}}}}
-        names = ["layers.0.bias.value", "layers.0.kernel.value"]
 
-        def run(own, x):
-            own = own["layers"][0]
-            return x @ own["kernel"]["value"] + own["bias"]["value"]
+    def haiku(own, x):
+        own = own["mlp/~/linear_0"]
+        return x @ own["w"] + own["b"]
 
-        module = bridged(run, params)
+    def nnx(own, x):
+        own = own["layers"][0]
+        return x @ own["kernel"]["value"] + own["bias"]["value"]
+
+    function, params, names = {
+        "haiku": (
+            haiku,
+            {"mlp/~/linear_0": {"w": w, "b": b}},
+            ["mlp/~/linear_0.b", "mlp/~/linear_0.w"],
+        ),
+        "nnx": (
+            nnx,
+            {"layers": {0: {"kernel": {"value": w}, "bias": {"value": b}}}},
+            ["layers.0.bias.value", "layers.0.kernel.value"],
+        ),
+    }[style]
+    module = bridged(function, params)
     assert list(module.state_dict()) == names
     close(module(X).detach(), X @ torch.from_numpy(w) + torch.from_numpy(b))
 

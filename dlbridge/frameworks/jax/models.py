@@ -243,12 +243,14 @@ class Model:
         flatten: returns the leaves of a tree, and its structure.
         unflatten: the other way.
         is_wide: whether JAX has 64-bit types now.
+        address: of the memory of an array.
     """
 
     framework = "jax"
     flatten = staticmethod(jax.tree_util.tree_flatten)
     unflatten = staticmethod(jax.tree_util.tree_unflatten)
     is_wide = staticmethod(lambda: bool(jax.config.jax_enable_x64))
+    address = staticmethod(lambda array: int(array.unsafe_buffer_pointer()))
 
     def __init__(self, function: Any, params: Any, buffers: Any, is_mutable: bool) -> None:
         self.function = function

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from itertools import count
+from itertools import count, zip_longest
 from operator import index
 from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakValueDictionary
@@ -68,6 +68,7 @@ class Model(Protocol):
     held: Sequence[Any]
     returned: Sequence[int]
     is_wide: Callable[[], bool]
+    address: Callable[[Any], int]
     flatten: Callable[[Any], tuple[list[Any], Any]]
     unflatten: Callable[[Any, Sequence[Any]], Any]
 
@@ -90,6 +91,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         self._leaves: list[tuple[int, str, bool]] = []  # part, name, is a parameter
         for held in model.held:
             self._add(*held)
+        self._lent = _Lent(model)
 
     def _add(self, path: str, array: Any, is_trained: bool) -> None:
         *names, last = path.split(".")
@@ -127,7 +129,10 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         signature = self._signatures.find(structure, static, forms)
         if self._updated and torch.is_grad_enabled():
             _set_apart(operands, model.returned)
-        made = _call(signature.program, operands)
+        if not _is_plain(operands):
+            made = _call_operator(signature.program, operands)
+        else:
+            made = _call(signature.program, operands, self._lent.find(operands, forms))
         if self._updated:
             self._update(made[signature.size :])
         return model.unflatten(signature.structure, made[: signature.size])
@@ -251,21 +256,30 @@ _PROBE = torch.empty(0)  # C may be called with it, unless a mode or a transform
 guard_is_open()  # lets C say so
 
 
-def _call(program: Program, operands: Sequence[Any]) -> Sequence[Any]:
-    """Return the results of a program, differentiable where an operand requires it."""
-    if not (
-        all(type(each) in _PLAIN for each in operands)
+def _is_plain(operands: Sequence[Any]) -> bool:
+    return (
+        _PLAIN.issuperset(map(type, operands))
         and native.torch_direct_allows(_PROBE)
         and not torch._C._are_functorch_transforms_active()
         and getattr(forward_ad, "_current_level", 0) < 0
-    ):
-        return _call_operator(program, operands)
+    )
+
+
+def _call(program: Program, operands: Sequence[Any], lent: Sequence[Any] = ()) -> Sequence[Any]:
+    """Return the results of a program for plain tensors, differentiable where one requires it."""
     if torch.is_grad_enabled() and program.moving:
         needs = _needs(operands)
         if needs:
-            made: Sequence[Any] = _Differentiated.apply(program.linearization(needs), *operands)
+            made: Sequence[Any] = _Differentiated.apply(
+                program.linearization(needs), lent, *operands
+            )
             return made
-    return _run(program, operands)
+    return _run(program, operands, lent)
+
+
+def _call_any(program: Program, operands: Sequence[Any]) -> Sequence[Any]:
+    call = _call if _is_plain(operands) else _call_operator
+    return call(program, operands)
 
 
 def _needs(operands: Sequence[Any]) -> tuple[int, ...]:
@@ -279,29 +293,87 @@ def _choose(program: Program, needs: tuple[int, ...]) -> Any:
     return program.linearization(needs) if needs and program.moving else program
 
 
-def _run(program: Program, tensors: Sequence[Any]) -> list[Any]:
+def _run(program: Program, tensors: Sequence[Any], lent: Sequence[Any] = ()) -> list[Any]:
     settings = program.settings()
     if settings is None:
-        return _run_now(program, tensors)
+        return _run_now(program, tensors, lent)
     with settings:
-        return _run_now(program, tensors)
+        return _run_now(program, tensors, lent)
 
 
-def _run_now(program: Program, tensors: Sequence[Any]) -> list[Any]:
-    lent = [
-        native.convert(each, program.framework, grad="detach", narrow="checked") for each in tensors
+def _run_now(program: Program, tensors: Sequence[Any], lent: Sequence[Any]) -> list[Any]:
+    arrays = [
+        each.array if each is not None and each.is_of(tensor) else _lend(program.framework, tensor)
+        for tensor, each in zip_longest(tensors, lent)
     ]
     # A result that is there has been computed: nothing reads the tensors any more.
-    return [native.convert(each, "torch") for each in program.run(*lent)]
+    return [native.convert(each, "torch") for each in program.run(*arrays)]
+
+
+def _lend(framework: str, tensor: Any) -> Any:
+    return native.convert(tensor, framework, grad="detach", narrow="checked")
+
+
+class _Loan(NamedTuple):
+    """An array of the other framework over the memory of a tensor, as long as it is there.
+
+    Attributes:
+        array: the array, which keeps that memory.
+        address: of the memory.
+        form: shape and dtype.
+    """
+
+    array: Any
+    address: int
+    form: Any
+
+    def is_of(self, tensor: Any) -> bool:
+        """Return whether a tensor of the same form has the same elements."""
+        return bool(tensor.data_ptr() == self.address and tensor.is_contiguous())
+
+
+class _Lent:
+    """What the tensors of a module are in the other framework: made once, and not in each call.
+
+    Writes to a tensor go to the same memory. A tensor that is somewhere else is lent again.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._loans: list[_Loan | None] = [None] * len(model.held)
+
+    def __deepcopy__(self, memo: Any) -> _Lent:
+        return _Lent(self._model)
+
+    def find(self, tensors: Sequence[Any], forms: Sequence[Any]) -> Sequence[_Loan | None]:
+        """Return the loan of each tensor of the module, None where it has to be lent each time."""
+        loans = [
+            each
+            if each is not None and each.form == form and each.is_of(tensor)
+            else self._make(tensor, form)
+            for each, tensor, form in zip(self._loans, tensors, forms, strict=False)
+        ]
+        self._loans = loans
+        return loans
+
+    def _make(self, tensor: Any, form: Any) -> _Loan | None:
+        """Lend a tensor for several calls; on a GPU, each call orders the work of both."""
+        if tensor.device.type != "cpu" or not tensor.is_floating_point():
+            return None
+        if tensor.layout is not torch.strided or not tensor.is_contiguous():
+            return None
+        loan = _Loan(_lend(self._model.framework, tensor), tensor.data_ptr(), form)
+        return loan if self._model.address(loan.array) == loan.address else None  # else a copy
 
 
 class _Differentiated(torch.autograd.Function):  # type: ignore[misc]
     """A call whose backward pass is the other framework's."""
 
     @staticmethod
-    def forward(ctx: Any, linear: Any, *operands: Any) -> Any:
-        made = _run(linear.forward, operands)
+    def forward(ctx: Any, linear: Any, lent: Sequence[Any], *operands: Any) -> Any:
+        made = _run(linear.forward, operands, lent)
         _keep(ctx, linear, operands, made)
+        ctx.lent = [lent[place] if place < len(lent) else None for place in linear.operands]
         results = made[: len(linear.program.results)]
         fixed = [x for place, x in enumerate(results) if place not in linear.program.moving]
         ctx.mark_non_differentiable(*fixed)
@@ -311,11 +383,10 @@ class _Differentiated(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: Any) -> Any:
         given = [cotangents[place] for place in ctx.linear.program.moving]
         if torch.is_grad_enabled():
-            derivative, operands = _derivative(ctx, given)
-            found = _call(derivative, operands)
+            found = _call_any(*_derivative(ctx, given))
         else:
-            found = _run(ctx.linear.backward, [*_read_by_backward(ctx), *given])
-        return (None, *_spread(ctx.linear, found))
+            found = _run(ctx.linear.backward, [*_read_by_backward(ctx), *given], ctx.lent)
+        return (None, None, *_spread(ctx.linear, found))
 
 
 def _keep(ctx: Any, linear: Any, operands: Sequence[Any], made: Sequence[Any]) -> None:
