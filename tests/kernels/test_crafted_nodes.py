@@ -26,10 +26,11 @@ SCHEMAS |= {
     "both": "tf_test::both(x!: f32[n], y: f32[n])",
     "eight": "tf_test::eight(x: f32[n]) -> f32[n+8]",
     "give": "tf_test::give(x: f32[n], *, a: float, b: int) -> f32[n]",
+    "typed": "tf_test::typed(x: f32[n], *, to: dtype) -> to[n]",
 }
 for name in ("twice", "axpy", "kinds", "big", "empty", "less", "wide", "give", "halves",
-             "fill", "both", "eight"):
-    uses_nothing = ("big", "empty", "less", "wide", "give", "both", "eight")
+             "fill", "both", "eight", "typed"):
+    uses_nothing = ("big", "empty", "less", "wide", "give", "both", "eight", "typed")
     function = "same" if name in uses_nothing else name
     dlbridge.compile_c(SOURCE, function, SCHEMAS[name]).tensorflow
 
@@ -142,6 +143,12 @@ CASES = {
     "a dimension that is None": lambda: node("big", [], ["float32"], "n0:,"),
     "a dimension that is text": lambda: node("big", [], ["float32"], "s3:abc,"),
     "a traced dimension below 0": lambda: node("big", [np.int64(-3)], ["float32"], "t0:,"),
+    "a dtype that is none": lambda: node("typed", [ones], ["float32"], "i1:5,"),
+    "a dtype below 0": lambda: node("typed", [ones], ["float32"], "i2:-1,"),
+    "a dtype beyond 32 bits": lambda: node("typed", [ones], ["float64"], f"i19:{2**62},"),
+    "another dtype than the output's": lambda: node("typed", [ones], ["float32"], "i5:81922,"),
+    "a dtype that is text": lambda: node("typed", [ones], ["float32"], "s3:f32,"),
+    "a traced dtype": lambda: node("typed", [ones, np.int64(81922)], ["float32"], "t0:,"),
     "too many dimensions in all": lambda: node("twice", [ones.reshape([1] * 31 + [-1])] * 20, []),
     "batches of two sizes": lambda: node("axpy", [rows, rows[:1]], ["float32"], zero, "", "11"),
     "a batch of a number": lambda: node("axpy", [rows, ones[0]], ["float32"], zero, "", "01"),

@@ -42,6 +42,14 @@ int cast(void *context, DLTensor *args, int count) {
     return 0;
 }
 
+/* Without a dtype, -1. */
+int bits(void *context, DLTensor *args, int count) {
+    const dlb_scalar *scalar = &((dlb_context *)context)->scalars[0];
+    int is_none = scalar->kind == DLB_NONE;
+    ((int32_t *)args[1].data)[0] = is_none ? -1 : dlb_get_dtype(context, 0).bits;
+    return 0;
+}
+
 void raw(float *out, int64_t n, DLDataType to) {
     for (int64_t i = 0; i < n; i++)
         out[i] = (float)(to.code * 1000 + to.bits);
@@ -244,6 +252,18 @@ def test_kernels_of_such_schemas_can_be_checked(cast: Any) -> None:
     assert "0 failed" in str(report)
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_a_dtype_may_be_left_out(name: str, compiled: Any, framework: Any) -> None:
+    framework(name)
+    text = "typed::bits(x: to[n], to: dtype? = None) -> i32[1]"
+    kernel = dlbridge.compile_c(SOURCE, "bits", text)
+    x = dlbridge.convert(np.zeros(2, "f4"), name, copy=True)
+    found = [kernel(x), kernel(x, None), kernel(x, "float32")]
+    assert [np.asarray(each).tolist() for each in found] == [[-1], [-1], [32]]
+    with pytest.raises(UnsupportedTypeError, match=r"'x': expected to=f64\[n\], got f32\[2\]"):
+        kernel(x, "float64")
+
+
 # ---- frameworks --------------------------------------------------------------------------------
 
 
@@ -281,6 +301,8 @@ def test_torch_compiles_and_exports_it(cast: Any, framework: Any) -> None:
     made = torch.compile(lambda x: cast(x) + 1, fullgraph=True, backend="aot_eager")
     assert torch.equal(made(x), x.int() + 1)
     assert torch.equal(torch.export.export(Module(), (x,)).module()(x), x.double())
+    with pytest.raises(Exception, match="argument 'to': expected dtype of torch, got 'nope'"):
+        torch.compile(lambda x: cast(x, to="nope"), fullgraph=True, backend="eager")(x)
 
 
 def test_functions_of_torch_get_torchs_dtype_eagerly_and_compiled(framework: Any) -> None:

@@ -387,7 +387,9 @@ def _call_with(
     """Return what the function returns: tensors go by position, scalars by keyword."""
     scalars = {}
     for part, value in zip(schema.scalars, arguments.scalars, strict=True):
-        scalars[part.name] = own_dtype(value) if part.kind == "dtype" else value
+        if part.kind == "dtype":
+            value = own_dtype(value, schema.qualified, part.name)
+        scalars[part.name] = value
     return function(*arguments.tensors, **scalars, **given)
 
 

@@ -47,7 +47,13 @@ from torch.autograd import forward_ad
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.dtype import DType
-from dlbridge.errors import ArgumentError, ExchangeError, KernelError, UnsupportedTypeError
+from dlbridge.errors import (
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    KernelError,
+    UnsupportedTypeError,
+)
 from dlbridge.exchange import protocol
 from dlbridge.frameworks.torch.internals import shim_lacks
 from dlbridge.kernels import gradients
@@ -148,7 +154,7 @@ class Operator:
             if part.name in without:
                 continue
             if part.kind == "dtype":
-                value = own_dtype(value)
+                value = own_dtype(value, self.name, part.name)
             if part.keyword_only:
                 kwargs[part.name] = value
             else:
@@ -176,15 +182,20 @@ class Operator:
         return sorted_[True], sorted_[False], outs
 
 
-def own_dtype(x: Any) -> torch.dtype | None:
+def own_dtype(x: Any, kernel: str, argument: str) -> torch.dtype | None:
     """Return torch's dtype of what a call gave for one; dynamo traces it."""
     if x is None or isinstance(x, torch.dtype):
         return x
-    return _read_dtype(x.name if isinstance(x, DType) else x)  # a DType is no constant to dynamo
+    name = x.name if isinstance(x, DType) else x  # a DType is no constant to dynamo
+    return _read_dtype(name, kernel, argument)
 
 
-def _read_dtype(x: Any) -> torch.dtype:
-    dtype: torch.dtype = DType(x).to("torch")
+def _read_dtype(x: Any, kernel: str, argument: str) -> torch.dtype:
+    try:
+        dtype: torch.dtype = DType(x).to("torch")
+    except DLBridgeError as error:
+        text = refusal(kernel, argument, "dtype of torch", repr(x), str(error))
+        raise UnsupportedTypeError(text) from error
     return dtype
 
 
