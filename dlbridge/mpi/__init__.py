@@ -54,7 +54,7 @@ from dlbridge.mpi import buckets, collectives, messages, operators, ragged
 from dlbridge.mpi.channel import channel, in_time
 from dlbridge.mpi.engine import Request, finished, wait_all
 from dlbridge.mpi.matching import UNMATCHED
-from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK
+from dlbridge.mpi.quick import ALLGATHER, ALLTOALL, BARRIER, QUICK, REDUCE_SCATTER
 
 __all__ = [
     "Request",
@@ -128,7 +128,9 @@ _RESUMED: dict[str, Callable[..., Request]] = {
     "bcast": _going_on(collectives.ibcast),
     "allreduce": _going_on(collectives.iallreduce),
     "reduce": _going_on(collectives.ireduce),
+    "reduce_scatter": _going_on(collectives.ireduce_scatter),
     "allgather": _going_on(collectives.iallgather),
+    "alltoall": _going_on(collectives.ialltoall),
 }
 QUICK.resume = _resume
 _CALLS = [
@@ -139,7 +141,9 @@ _CALLS = [
     _bcast := QUICK.bcast,
     _allreduce := QUICK.allreduce,
     _reduce := QUICK.reduce,
+    _reduce_scatter := QUICK.reduce_scatter,
     _allgather := QUICK.allgather,
+    _alltoall := QUICK.alltoall,
 ]
 operators.substitute(_CALLS)
 
@@ -477,6 +481,10 @@ def reduce_scatter(
     x: Any, op: str = "sum", *, out: Any = None, comm: Any = None, timeout: float | None = None
 ) -> Any:
     """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
+    if out is None and comm is None and timeout is None:
+        result = _reduce_scatter(x, op, REDUCE_SCATTER)
+        if result is not False:
+            return result
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "reduce_scatter", x, op, 0, out, comm, timeout)
     limit = in_time("reduce_scatter", comm, timeout)
@@ -490,6 +498,10 @@ def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
+    if out is None and comm is None and timeout is None:
+        result = _alltoall(x, ALLTOALL)
+        if result is not False:
+            return result
     if (traced := operators.find(x, out)) is not None:
         return operators.call(traced, "alltoall", x, "", 0, out, comm, timeout)
     limit = in_time("alltoall", comm, timeout)

@@ -18,7 +18,7 @@ from dlbridge.mpi import reductions
 from dlbridge.mpi.agreement import MOST, Ballot, Values, agree, digest
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
-from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK, learn_call
+from dlbridge.mpi.quick import ALLGATHER, ALLTOALL, BARRIER, QUICK, REDUCE_SCATTER, learn_call
 from dlbridge.mpi.values import Destination, Kind, Source, give, take
 from dlbridge.tensor.values import raw_bytes
 
@@ -176,12 +176,8 @@ def _reduce(
     def small(operation: Operation) -> Steps:
         assert kind is not None
         assert call.source is not None
-        ufunc = reductions.find(name, op).ufunc
-
-        def combine(own: memoryview, other: memoryview, is_first: bool) -> None:
-            assert dtype is not None
-            reductions.combine_in_order(ufunc, dtype, own, other, is_first)
-
+        assert dtype is not None
+        combine = partial(reductions.combine_in_order, reductions.find(name, op).ufunc, dtype)
         payload = np.asarray(raw_bytes(call.source.tensor))
         ballot = call.ballot(over, payload, combine, state=state)
         yield from agree(over, operation, ballot)
@@ -260,8 +256,8 @@ def require_tensor(call: Call) -> Call:
 
 
 @begins("reduce_scatter")
-def ireduce_scatter(over: Channel, x: Any, op: str, out: Any) -> Request:
-    """Begin a reduce_scatter."""
+def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = None) -> Request:
+    """Begin a reduce_scatter, or go on with one."""
     dtype = None
 
     def result(kind: Kind) -> Kind:
@@ -274,8 +270,23 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any) -> Request:
     call = require_tensor(prepare("reduce_scatter", x, out, result, f"op={op!r}"))
     call, target = with_target(call)
 
-    def steps(operation: Operation) -> Steps:
-        yield from agree(over, operation, call.ballot(over))
+    def small(operation: Operation) -> Steps:
+        """Reduce the whole with the agreement."""
+        assert call.source is not None
+        assert target is not None
+        assert dtype is not None
+        ufunc = reductions.find("reduce_scatter", op).ufunc
+        combine = partial(reductions.combine_in_order, ufunc, dtype)
+        payload = np.asarray(raw_bytes(call.source.tensor))
+        ballot = call.ballot(over, payload, combine, state=state)
+        yield from agree(over, operation, ballot)
+        rows = np.frombuffer(ballot.payload, np.uint8).reshape(over.size, -1)
+        np.asarray(raw_bytes(target))[:] = rows[over.rank]
+        reductions.finish(op, dtype, target, over.size)
+        return call.finish(target)
+
+    def large(operation: Operation) -> Steps:
+        yield from agree(over, operation, call.ballot(over, state=state))
         assert call.source is not None
         assert call.kind is not None
         assert target is not None
@@ -293,7 +304,12 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any) -> Request:
         reductions.finish(op, dtype, target, over.size)
         return call.finish(target)
 
-    return start(call, over, steps)
+    if call.error is not None or call.source is None:
+        return start(call, over, large)
+    if op != "mean":  # which C does not finish
+        made = partial(reductions.quick, op, digest("reduce_scatter", f"op={op!r}"))
+        learn_call((op, REDUCE_SCATTER), made)
+    return start(call, over, small if 0 < call.source.tensor.nbytes <= MOST else large)
 
 
 def _check_rows(name: str, kind: Kind, size: int) -> None:
@@ -450,7 +466,7 @@ def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
     out = out if is_root else None
     call = require_tensor(prepare("gather", x, out, result, f"root={root}"))
     if call.source is not None and call.source.tensor.nbytes * over.size <= MOST:
-        return start(call, over, partial(_gather, call, over, None, is_root))
+        return start(call, over, partial(_gather, call, over, None, _all if is_root else None))
     call, target = with_target(call) if is_root else (call, None)
 
     def steps(operation: Operation) -> Steps:
@@ -486,13 +502,27 @@ def iallgather(over: Channel, x: Any, out: Any, state: State = None) -> Request:
     part = call.source.tensor.nbytes
     if part * over.size > MOST:
         return _copy(over, call, "Iallgather", whole=True)
-    return start(call, over, partial(_gather, call, over, state, True))
+    return start(call, over, partial(_gather, call, over, state, _all))
+
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def _all(rows: Bytes) -> Bytes:
+    return rows
 
 
 def _gather(
-    call: Call, over: Channel, state: State, gets_result: bool, operation: Operation
+    call: Call,
+    over: Channel,
+    state: State,
+    select: Callable[[Bytes], Bytes] | None,
+    operation: Operation,
 ) -> Steps:
-    """Gather small tensors with the agreement: rows are zeros but one's own; "or" joins them."""
+    """Gather small tensors with the agreement: rows are zeros but one's own; "or" joins them.
+
+    The result is what is selected of the rows, which have the bytes of a rank each.
+    """
     assert call.source is not None
     rows = np.zeros((over.size, call.source.tensor.nbytes), np.uint8)
     rows[over.rank] = np.asarray(raw_bytes(call.source.tensor))
@@ -503,32 +533,40 @@ def _gather(
 
     ballot = call.ballot(over, rows.reshape(-1), combine, state=state)
     yield from agree(over, operation, ballot)
-    if not gets_result:
+    if select is None:
         return None
     assert call.kind is not None
     target = call.receive(call.kind)
-    np.asarray(raw_bytes(target))[:] = np.frombuffer(ballot.payload, np.uint8)
+    rows = np.frombuffer(ballot.payload, np.uint8).reshape(over.size, -1)
+    np.asarray(raw_bytes(target))[:] = select(rows).reshape(-1)
     return call.finish(target)
 
 
 @begins("alltoall")
-def ialltoall(over: Channel, x: Any, out: Any) -> Request:
-    """Begin an alltoall."""
+def ialltoall(over: Channel, x: Any, out: Any, state: State = None) -> Request:
+    """Begin an alltoall, or go on with one."""
 
     def result(kind: Kind) -> Kind:
         _check_rows("alltoall", kind, over.size)
         return kind
 
+    def own_rows(rows: Bytes) -> Bytes:
+        return rows.reshape(over.size, over.size, -1)[:, over.rank]
+
     call = require_tensor(prepare("alltoall", x, out, result))
-    return _copy(over, call, "Ialltoall", whole=False)
+    if call.error is None and call.source is not None:
+        learn_call(ALLTOALL, partial(digest, "alltoall", ""))
+        if 0 < call.source.tensor.nbytes * over.size <= MOST:
+            return start(call, over, partial(_gather, call, over, state, own_rows))
+    return _copy(over, call, "Ialltoall", state, whole=False)
 
 
-def _copy(over: Channel, call: Call, function: str, *, whole: bool) -> Request:
+def _copy(over: Channel, call: Call, function: str, state: State = None, *, whole: bool) -> Request:
     """Begin a collective that copies: the whole source to each rank, or one row of it."""
     call, target = with_target(call)
 
     def steps(operation: Operation) -> Steps:
-        yield from agree(over, operation, call.ballot(over))
+        yield from agree(over, operation, call.ballot(over, state=state))
         assert call.source is not None
         assert target is not None
         part = call.source.tensor.nbytes // (1 if whole else over.size)

@@ -13,7 +13,9 @@ from dlbridge._core import native
 from dlbridge.exchange import adapter
 
 QUICK = native.Quick()
-ALLGATHER, BARRIER = "allgather", "barrier"  # the arguments of calls that have none
+# The arguments of calls that have none, or the same as another call.
+ALLGATHER, ALLTOALL, BARRIER = "allgather", "alltoall", "barrier"
+REDUCE_SCATTER = "reduce_scatter"
 _MOST = 64  # array types that are known; each stays as long as the process
 
 

@@ -407,12 +407,18 @@ def quick_calls() -> None:
                 assert got.tobytes() == expected.tobytes(), (dtype, op, got, expected)
             assert len({row.tobytes() for row in mpi.allgather(expected)}) == 1
     x = np.arange(3.0) + rank
+    rows = np.arange(size * 2.0).reshape(size, 1, 2) + 100 * rank
+    check(mpi.alltoall(rows), [rows[rank] + 100 * (each - rank) for each in range(size)])
+    check(mpi.reduce_scatter(rows, "max"), rows[rank] + 100 * (size - 1 - rank))
+    check(mpi.reduce_scatter(rows, "mean"), rows[rank] + 50 * (size - 1) - 100 * rank)
     calls: list[tuple[Any, Any]] = [
         (lambda: mpi.allreduce(x), lambda: mpi.iallreduce(x).wait()),
         (lambda: mpi.reduce(x, root=1), lambda: mpi.ireduce(x, root=1).wait()),
         (lambda: mpi.bcast(x, 1), lambda: mpi.ibcast(x, 1).wait()),
         (lambda: mpi.bcast(x if rank else None, 1), lambda: mpi.ibcast(x, 1).wait()),
         (lambda: mpi.allgather(x), lambda: mpi.iallgather(x).wait()),
+        (lambda: mpi.reduce_scatter(rows), lambda: mpi.ireduce_scatter(rows).wait()),
+        (lambda: mpi.alltoall(rows), lambda: mpi.ialltoall(rows).wait()),
         (mpi.barrier, lambda: mpi.ibarrier().wait()),
         (lambda: (mpi.send(x, right), mpi.recv(left))[1], lambda: mpi.sendrecv(x, right, left)),
         (lambda: (mpi.send(x, right, 7), mpi.recv(left, 7))[1],
@@ -430,6 +436,8 @@ def quick_calls() -> None:
     assert QUICK.reduce(x, "sum", 1) is not False
     assert QUICK.bcast(x, 1, "numpy") is not False
     assert QUICK.allgather(x, "allgather") is not False
+    assert QUICK.alltoall(rows, "alltoall") is not False
+    assert QUICK.reduce_scatter(rows, "sum", "reduce_scatter") is not False
     assert QUICK.barrier("barrier") is not False
     assert QUICK.send(x, right, 0) is not False
     assert QUICK.recv(left, None, "numpy", None) is not False
@@ -438,6 +446,11 @@ def quick_calls() -> None:
     for odd in (x[::-1], np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
         assert QUICK.allreduce(odd, "sum") is False, odd
         assert QUICK.send(odd, 0, 0) is QUICK.isend(odd, 0, 0) is False, odd
+        assert QUICK.alltoall(odd, "alltoall") is False, odd
+        assert QUICK.reduce_scatter(odd, "sum", "reduce_scatter") is False, odd
+    for odd in (np.ones((size + 1, 2)), np.ones(()), np.ones((size, 3000))):
+        assert QUICK.alltoall(odd, "alltoall") is False, odd
+        assert QUICK.reduce_scatter(odd, "sum", "reduce_scatter") is False, odd
     assert QUICK.reduce(np.ones(3000), "sum", 1) is False
     assert QUICK.allreduce(x, "avg") is QUICK.allreduce(x, []) is QUICK.reduce(x, 1, 1) is False
     assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False

@@ -618,18 +618,36 @@ static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
     return ballot;
 }
 
-/* What a reduction returns; `view`: of large values. */
-static PyObject *make_like(const source *from, dlb_ballot *ballot, dlb_view *view) {
+/* How much of what was reduced a rank gets. */
+typedef enum { NOTHING, WHOLE, ROW } share;
+
+/* The bytes of one of as many rows as there are ranks; 0: there are not that many. */
+static size_t row_bytes(const dlb_peers *over, const source *from) {
     const DLTensor *dl = &from->view.dl;
+    bool has_rows = dl->ndim > 0 && dl->shape[0] == over->size;
+    return has_rows ? from->nbytes / (size_t)over->size : 0;
+}
+
+/* What a reduction returns; `view`: of large values. */
+static PyObject *make_reduced(const dlb_peers *over, const source *from,
+                              dlb_ballot *ballot, dlb_view *view, share gets) {
+    const DLTensor *dl = &from->view.dl;
+    const char *payload = dlb_ballot_payload(ballot);
+    size_t part = row_bytes(over, from);
+    if (gets == NOTHING)
+        return Py_NewRef(Py_None);
+    if (gets == ROW)
+        return make_result(from->converter, dl->dtype, dl->ndim - 1, dl->shape + 1,
+                           payload + part * (size_t)over->rank, part);
     if (view->buffer == NULL)
-        return make_result(from->converter, dl->dtype, dl->ndim, dl->shape,
-                           dlb_ballot_payload(ballot), dlb_ballot_size(ballot));
+        return make_result(from->converter, dl->dtype, dl->ndim, dl->shape, payload,
+                           dlb_ballot_size(ballot));
     dlb_buffer_retain(view->buffer);
     return give(from->converter, view);
 }
 
 static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *how,
-                           const char *name, bool for_all, bool gets_result,
+                           const char *name, bool for_all, share gets,
                            PyObject *const *args, Py_ssize_t count) {
     source from;
     int taken = take_source(self, args[0], for_all ? INT_MAX : DLB_BALLOT_MOST, &from);
@@ -638,7 +656,10 @@ static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *
     PyObject *result = NULL;
     dlb_view view;
     bool is_large = for_all && dlb_moves_values(over, from.nbytes);
-    dlb_ballot *ballot = begin_reduction(over, how, &from, is_large, &view);
+    dlb_ballot *ballot = NULL;
+    view.buffer = NULL;
+    if (gets != ROW || row_bytes(over, &from) > 0)
+        ballot = begin_reduction(over, how, &from, is_large, &view);
     if (ballot == NULL) {
         result = decline();
         goto done;
@@ -647,7 +668,7 @@ static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *
     if (agreed == 0)
         result = resume(self, name, ballot, args, count);
     else if (agreed > 0)
-        result = gets_result ? make_like(&from, ballot, &view) : Py_NewRef(Py_None);
+        result = make_reduced(over, &from, ballot, &view, gets);
     Py_DECREF(ballot);
 done:
     if (view.buffer != NULL)
@@ -657,13 +678,13 @@ done:
 }
 
 static PyObject *reduce(const quick *self, dlb_peers *over, const char *name,
-                        PyObject *key, bool for_all, bool gets_result,
-                        PyObject *const *args, Py_ssize_t count) {
+                        PyObject *key, bool for_all, share gets, PyObject *const *args,
+                        Py_ssize_t count) {
     PyObject *how = find_call(self, key);
-    PyObject *result = how != NULL && Py_TYPE(how) == &dlb_ReductionType
-                           ? reduce_by(self, over, (reduction *)how, name, for_all,
-                                       gets_result, args, count)
-                           : decline();
+    PyObject *result =
+        how != NULL && Py_TYPE(how) == &dlb_ReductionType
+            ? reduce_by(self, over, (reduction *)how, name, for_all, gets, args, count)
+            : decline();
     Py_XDECREF(how);
     return result;
 }
@@ -671,7 +692,7 @@ static PyObject *reduce(const quick *self, dlb_peers *over, const char *name,
 static PyObject *quick_allreduce(const quick *self, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t count) {
     PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
-    return reduce(self, over, "allreduce", key, true, true, args, count);
+    return reduce(self, over, "allreduce", key, true, WHOLE, args, count);
 }
 
 static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *const *args,
@@ -683,8 +704,21 @@ static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *cons
         return NULL;
     long root = PyLong_AsLong(args[2]); /* it is known, so it exists */
     PyErr_Clear();
-    bool is_root = root == over->rank;
-    PyObject *result = reduce(self, over, "reduce", key, false, is_root, args, count);
+    share gets = root == over->rank ? WHOLE : NOTHING;
+    PyObject *result = reduce(self, over, "reduce", key, false, gets, args, count);
+    Py_DECREF(key);
+    return result;
+}
+
+static PyObject *quick_reduce_scatter(const quick *self, dlb_peers *over,
+                                      PyObject *const *args,
+                                      Py_ssize_t Py_UNUSED(count)) { /* x, op, key */
+    if (!PyUnicode_CheckExact(args[1]))
+        return decline();
+    PyObject *key = PyTuple_Pack(2, args[1], args[2]);
+    if (key == NULL)
+        return NULL;
+    PyObject *result = reduce(self, over, "reduce_scatter", key, false, ROW, args, 2);
     Py_DECREF(key);
     return result;
 }
@@ -709,39 +743,85 @@ static void combine_bits(char **operands, const Py_ssize_t *count,
         own[i] = (char)(own[i] | other[i]);
 }
 
-static PyObject *quick_allgather(const quick *self, dlb_peers *over,
-                                 PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
-    uint8_t call[16];
-    if (!find_digest(self, args[1], call))
-        return decline();
-    source from;
-    if (take_source(self, args[0], DLB_BALLOT_MOST / (size_t)over->size, &from) <= 0)
-        return decline();
-    const DLTensor *dl = &from.view.dl;
-    uint8_t tensor[16];
-    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+/* The ballot in which the ranks gather their tensors, and what it is about in `from`.
+ * NULL: declined, perhaps with an exception; else the caller drops both. */
+static dlb_ballot *gather(const quick *self, dlb_peers *over, PyObject *x,
+                          PyObject *key, bool has_rows, source *from) {
+    uint8_t call[16], tensor[16];
+    if (!find_digest(self, key, call) ||
+        take_source(self, x, DLB_BALLOT_MOST / (size_t)over->size, from) <= 0)
+        return NULL;
+    const DLTensor *dl = &from->view.dl;
     static const dlb_combine bits = {.loop = combine_bits, .itemsize = 1};
-    size_t size = from.nbytes * (size_t)over->size;
-    PyObject *result = NULL;
-    dlb_ballot *ballot = dlb_ballot_new(over, call, tensor, size, &bits);
-    if (ballot == NULL)
-        goto done;
+    size_t size = from->nbytes * (size_t)over->size;
+    dlb_ballot *ballot = NULL;
+    if (!has_rows || row_bytes(over, from) > 0) {
+        dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+        ballot = dlb_ballot_new(over, call, tensor, size, &bits);
+    }
+    if (ballot == NULL) {
+        drop_source(from);
+        return NULL;
+    }
     char *payload = dlb_ballot_payload(ballot);
     memset(payload, 0, size);
-    memcpy(payload + from.nbytes * (size_t)over->rank, data_of(&from), from.nbytes);
+    memcpy(payload + from->nbytes * (size_t)over->rank, data_of(from), from->nbytes);
+    return ballot;
+}
+
+static PyObject *quick_allgather(const quick *self, dlb_peers *over,
+                                 PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
+    source from;
+    dlb_ballot *ballot = gather(self, over, args[0], args[1], false, &from);
+    if (ballot == NULL)
+        return decline();
+    PyObject *result = NULL;
     int agreed = settle(ballot, 0);
     if (agreed == 0)
         result = resume(self, "allgather", ballot, args, 1);
     else if (agreed > 0) {
+        const DLTensor *dl = &from.view.dl;
         int64_t shape[MOST_DIMENSIONS];
         shape[0] = over->size;
         if (dl->ndim > 0) /* else it may be NULL */
             memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
-        result = make_result(from.converter, dl->dtype, dl->ndim + 1, shape,
-                             dlb_ballot_payload(ballot), size);
+        result =
+            make_result(from.converter, dl->dtype, dl->ndim + 1, shape,
+                        dlb_ballot_payload(ballot), from.nbytes * (size_t)over->size);
     }
     Py_DECREF(ballot);
-done:
+    drop_source(&from);
+    return result;
+}
+
+/* One's own row of the tensor of each rank. */
+static PyObject *make_rows(const dlb_peers *over, const source *from,
+                           const char *payload) {
+    const DLTensor *dl = &from->view.dl;
+    size_t part = row_bytes(over, from);
+    dlb_view view;
+    if (make_memory(&view, dl->dtype, dl->ndim, dl->shape) < 0)
+        return PyErr_NoMemory();
+    for (size_t i = 0; i < (size_t)over->size; i++)
+        memcpy((char *)view.dl.data + part * i,
+               payload + from->nbytes * i + part * (size_t)over->rank, part);
+    return give(from->converter, &view);
+}
+
+/* All get the tensors of all: for what is small, one exchange is faster than many. */
+static PyObject *quick_alltoall(const quick *self, dlb_peers *over,
+                                PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
+    source from;
+    dlb_ballot *ballot = gather(self, over, args[0], args[1], true, &from);
+    if (ballot == NULL)
+        return decline();
+    PyObject *result = NULL;
+    int agreed = settle(ballot, 0);
+    if (agreed == 0)
+        result = resume(self, "alltoall", ballot, args, 1);
+    else if (agreed > 0)
+        result = make_rows(over, &from, dlb_ballot_payload(ballot));
+    Py_DECREF(ballot);
     drop_source(&from);
     return result;
 }
@@ -1104,7 +1184,9 @@ done:
     }
 OPEN(allreduce, 2)
 OPEN(reduce, 3)
+OPEN(reduce_scatter, 3)
 OPEN(allgather, 2)
+OPEN(alltoall, 2)
 OPEN(bcast, 3)
 OPEN(barrier, 1)
 OPEN(send, 3)
@@ -1119,7 +1201,9 @@ OPEN(recv, 4)
 static PyMethodDef quick_methods[] = {
     CALL(allreduce, "x, op"),
     CALL(reduce, "x, op, root"),
+    CALL(reduce_scatter, "x, op, key"),
     CALL(allgather, "x, key"),
+    CALL(alltoall, "x, key"),
     CALL(bcast, "x, root, to"),
     CALL(barrier, "key"),
     CALL(send, "x, dest, tag"),
