@@ -261,7 +261,7 @@ static int start_types(PyObject *module) {
                                    &dlb_StepNumbersType,    &dlb_ClusterCallType,
                                    &dlb_PeersType,          &dlb_BallotType,
                                    &dlb_ReductionType,      &dlb_QuickType,
-                                   &dlb_PostedType};
+                                   &dlb_PostedType,         &dlb_CollectiveType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

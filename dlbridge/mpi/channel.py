@@ -81,6 +81,7 @@ class Channel:
         All ranks make the calls in one order, but learn in any order that they agree.
         """
         self._queue.append(operation)
+        self.peers.turns = len(self._queue)
         try:
             return (yield from steps)
         finally:
@@ -95,6 +96,7 @@ class Channel:
         """Say that nothing more will be posted."""
         if operation in self._queue:
             self._queue.remove(operation)
+            self.peers.turns = len(self._queue)
 
     def memory(self, tensor: native.TensorBase, start: int = 0, count: int | None = None) -> Any:
         """Return the bytes of a compact tensor for mpi4py, without a Python buffer in between."""

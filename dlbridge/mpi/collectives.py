@@ -136,6 +136,7 @@ def exchange(over: Channel, operation: Operation, post: Post, source: Any, targe
 
 State = native.Ballot | None
 """What C has begun of a call, which Python goes on with."""
+SCATTER_MOST = 256 * 1024  # bytes that a reduce_scatter reduces whole, as DLB_SCATTER_MOST
 
 
 @begins("allreduce")
@@ -213,22 +214,23 @@ def _reduce(
         assert dtype is not None
         if root is not None or not reductions.follow_ballot(over, call.source.tensor, dtype):
             return start(call, over, small if call.source.tensor.nbytes <= MOST else large)
-        call, state = _add_values(call, over, QUICK.calls[key], state)
+        receive = partial(call.receive, call.source.kind)
+        call, state = _add_values(call, over, QUICK.calls[key], state, receive)
     ballot = call.ballot(over, state=state)
     return start(call, over, partial(_reduce_values, over, ballot, finish))
 
 
-def _add_values(call: Call, over: Channel, how: Any, state: State) -> tuple[Call, State]:
+def _add_values(
+    call: Call, over: Channel, how: Any, state: State, receive: Callable[[], native.TensorBase]
+) -> tuple[Call, State]:
     """Return a call whose values follow the ballot, with that."""
-    kind = call.kind
     assert call.source is not None
-    assert kind is not None
     if state is not None:
         return call, state
     try:
         source = reductions.aligned(call.source.tensor)
         call = call._replace(source=call.source._replace(tensor=source))
-        values = source, call.receive(kind), how
+        values = source, receive(), how
     except MemoryError as error:
         return call._replace(error=error), None
     return call, call.ballot(over, values=values).state
@@ -270,6 +272,14 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
     call = require_tensor(prepare("reduce_scatter", x, out, result, f"op={op!r}"))
     call, target = with_target(call)
 
+    def finish(whole: native.TensorBase) -> Any:
+        assert target is not None
+        assert dtype is not None
+        rows = np.asarray(raw_bytes(whole)).reshape(over.size, -1)
+        np.asarray(raw_bytes(target))[:] = rows[over.rank]
+        reductions.finish(op, dtype, target, over.size)
+        return call.finish(target)
+
     def small(operation: Operation) -> Steps:
         """Reduce the whole with the agreement."""
         assert call.source is not None
@@ -306,10 +316,15 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
 
     if call.error is not None or call.source is None:
         return start(call, over, large)
-    if op != "mean":  # which C does not finish
-        made = partial(reductions.quick, op, digest("reduce_scatter", f"op={op!r}"))
-        learn_call((op, REDUCE_SCATTER), made)
-    return start(call, over, small if 0 < call.source.tensor.nbytes <= MOST else large)
+    assert dtype is not None
+    key = reductions.known_as(op, REDUCE_SCATTER)
+    learn_call(key, partial(reductions.quick, op, digest("reduce_scatter", f"op={op!r}")))
+    tensor = call.source.tensor
+    if tensor.nbytes <= SCATTER_MOST and reductions.follow_ballot(over, tensor, dtype):
+        call, state = _add_values(call, over, QUICK.calls[key], state, call.source.kind.empty)
+        ballot = call.ballot(over, state=state)
+        return start(call, over, partial(_reduce_values, over, ballot, finish))
+    return start(call, over, small if 0 < tensor.nbytes <= MOST else large)
 
 
 def _check_rows(name: str, kind: Kind, size: int) -> None:
@@ -486,7 +501,7 @@ def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
 
 
 @begins("allgather")
-def iallgather(over: Channel, x: Any, out: Any, state: State = None) -> Request:
+def iallgather(over: Channel, x: Any, out: Any, state: State | native.Collective = None) -> Request:
     """Begin an allgather, or go on with one."""
 
     def result(kind: Kind) -> Kind:
@@ -495,13 +510,15 @@ def iallgather(over: Channel, x: Any, out: Any, state: State = None) -> Request:
         return made
 
     call = require_tensor(prepare("allgather", x, out, result))
+    if isinstance(state, native.Collective):
+        return _go_on_copying(over, call, state)
     if call.error is not None or call.source is None:
         ballot = call.ballot(over, state=state)
         return start(call, over, lambda operation: agree(over, operation, ballot))
     learn_call(ALLGATHER, partial(digest, "allgather", ""))
     part = call.source.tensor.nbytes
     if part * over.size > MOST:
-        return _copy(over, call, "Iallgather", whole=True)
+        return _copy(over, call, "Iallgather", state, whole=True)
     return start(call, over, partial(_gather, call, over, state, _all))
 
 
@@ -543,7 +560,7 @@ def _gather(
 
 
 @begins("alltoall")
-def ialltoall(over: Channel, x: Any, out: Any, state: State = None) -> Request:
+def ialltoall(over: Channel, x: Any, out: Any, state: State | native.Collective = None) -> Request:
     """Begin an alltoall, or go on with one."""
 
     def result(kind: Kind) -> Kind:
@@ -554,6 +571,8 @@ def ialltoall(over: Channel, x: Any, out: Any, state: State = None) -> Request:
         return rows.reshape(over.size, over.size, -1)[:, over.rank]
 
     call = require_tensor(prepare("alltoall", x, out, result))
+    if isinstance(state, native.Collective):
+        return _go_on_copying(over, call, state)
     if call.error is None and call.source is not None:
         learn_call(ALLTOALL, partial(digest, "alltoall", ""))
         if 0 < call.source.tensor.nbytes * over.size <= MOST:
@@ -578,6 +597,19 @@ def _copy(over: Channel, call: Call, function: str, state: State = None, *, whol
         if part:
             yield from exchange(over, operation, post, call.source.tensor, target)
         return call.finish(target)
+
+    return start(call, over, steps)
+
+
+def _go_on_copying(over: Channel, call: Call, posted: native.Collective) -> Request:
+    """Go on with a collective that C has posted."""
+
+    def steps(operation: Operation) -> Steps:
+        operation.kept.append(posted)
+        over.pass_turn(operation)
+        while not posted.advance():
+            yield None
+        return call.finish(posted.result)
 
     return start(call, over, steps)
 

@@ -286,7 +286,10 @@ class Engine:
         until = time.monotonic() + _DEFERRED
         while not operation.done and time.monotonic() < until:
             has_slept = nap.rest()
+            waits_for = operation.requests
             self._look(operation, _OTHERS_ASLEEP if has_slept else _OTHERS)
+            if operation.requests is not waits_for:  # the next step may not take long
+                nap.restart()
         return has_slept
 
     def _look_for_peers(self, operation: Operation) -> None:

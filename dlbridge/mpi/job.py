@@ -172,10 +172,15 @@ class Nap:
         seconds: how long a wait yields the processor between two tests before it sleeps.
     """
 
-    __slots__ = ("_length", "_until")
+    __slots__ = ("_length", "_seconds", "_until")
 
     def __init__(self, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Yield again at first: something has come."""
+        self._until = time.monotonic() + self._seconds
         self._length = 0.0
 
     def rest(self) -> bool:

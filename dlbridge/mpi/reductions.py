@@ -173,7 +173,7 @@ def divide(dtype: np.dtype[Any], tensor: native.TensorBase, size: int) -> None:
             values[:] = (values.astype(np.float32) / np.float32(size)).astype(dtype)
 
 
-def known_as(op: str, root: int | None) -> Any:
+def known_as(op: str, root: int | str | None) -> Any:
     """Return by which arguments C knows the reduction; those that it does not finish, by none."""
     if op == "mean":
         return op, "", root

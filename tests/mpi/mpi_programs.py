@@ -448,9 +448,29 @@ def quick_calls() -> None:
         assert QUICK.send(odd, 0, 0) is QUICK.isend(odd, 0, 0) is False, odd
         assert QUICK.alltoall(odd, "alltoall") is False, odd
         assert QUICK.reduce_scatter(odd, "sum", "reduce_scatter") is False, odd
-    for odd in (np.ones((size + 1, 2)), np.ones(()), np.ones((size, 3000))):
+    for odd in (np.ones((size + 1, 2)), np.ones(())):
         assert QUICK.alltoall(odd, "alltoall") is False, odd
         assert QUICK.reduce_scatter(odd, "sum", "reduce_scatter") is False, odd
+    assert QUICK.reduce_scatter(np.ones((size, 40000)), "sum", "reduce_scatter") is False
+    for count in (300, 3000, 30000):  # of the agreement, and of MPI
+        rows = np.arange(size * count, dtype="float64").reshape(size, count) + 1e6 * rank
+        sums = sum(rows[rank] + 1e6 * (each - rank) for each in range(size))
+        swapped = np.stack([rows[rank] + 1e6 * (each - rank) for each in range(size)])
+        stacked = np.stack([rows + 1e6 * (each - rank) for each in range(size)])
+        for late in (None, *range(size)):
+            for by_c in (True, rank == 0, rank != 0):
+                if late == rank:
+                    pause(0.03)
+                begun = mpi.ireduce_scatter(rows), mpi.ialltoall(rows), mpi.iallgather(rows)
+                check(mpi.alltoall(rows) if by_c else mpi.ialltoall(rows).wait(), swapped)
+                for request, wanted in zip(begun, (sums, swapped, stacked), strict=True):
+                    check(request.wait(), wanted)
+                check(mpi.alltoall(rows) if by_c else mpi.ialltoall(rows).wait(), swapped)
+                check(mpi.allgather(rows) if by_c else mpi.iallgather(rows).wait(), stacked)
+                scatter = mpi.reduce_scatter(rows) if by_c else mpi.ireduce_scatter(rows).wait()
+                check(scatter, sums)
+        assert QUICK.alltoall(rows, "alltoall") is not False
+        assert QUICK.allgather(rows, "allgather") is not False
     assert QUICK.reduce(np.ones(3000), "sum", 1) is False
     assert QUICK.allreduce(x, "avg") is QUICK.allreduce(x, []) is QUICK.reduce(x, 1, 1) is False
     assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False

@@ -150,6 +150,27 @@ static PyMethodDef peers_methods[] = {
     {0},
 };
 
+static PyObject *get_turns(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(atomic_load(&((dlb_peers *)object)->turns));
+}
+
+static int set_turns(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
+    int number = value == NULL ? -1 : (int)PyLong_AsLong(value);
+    if (number < 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "turns must be a number from 0");
+        return -1;
+    }
+    atomic_store(&((dlb_peers *)object)->turns, number);
+    return 0;
+}
+
+static PyGetSetDef peers_fields[] = {
+    {"turns", get_turns, set_turns,
+     "How many collectives of Python have yet to be posted.", NULL},
+    {0},
+};
+
 PyTypeObject dlb_PeersType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Peers",
     .tp_doc = "Peers(library, collective, messages, payloads, byte, rank, size, "
@@ -157,6 +178,7 @@ PyTypeObject dlb_PeersType = {
     .tp_basicsize = sizeof(dlb_peers),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = peers_methods,
+    .tp_getset = peers_fields,
     .tp_new = new_peers,
     .tp_dealloc = dealloc_peers,
 };

@@ -14,6 +14,10 @@
  * the upper half of which MPICH does not look at. */
 typedef void *dlb_mpi_handle;
 
+/* MPI_Ialltoall, MPI_Iallgather: what is sent, what is received, a communicator. */
+typedef int (*dlb_mpi_copies)(const void *, int, dlb_mpi_handle, void *, int,
+                              dlb_mpi_handle, dlb_mpi_handle, dlb_mpi_handle *);
+
 typedef struct {
     int (*isend)(const void *, int, dlb_mpi_handle, int, int, dlb_mpi_handle,
                  dlb_mpi_handle *);
@@ -24,6 +28,7 @@ typedef struct {
     int (*test)(dlb_mpi_handle *, int *, void *);
     int (*get_count)(const void *, dlb_mpi_handle, int *);
     int (*finalized)(int *);
+    dlb_mpi_copies ialltoall, iallgather;
 } dlb_mpi;
 
 /* Room for MPI_Status, of which only `get_count` knows the fields. */
@@ -38,13 +43,14 @@ int dlb_mpi_failed(const char *function, int code, int peer);
 /* ---- ballot.c: do all ranks make the same call? ---- */
 
 /* The processes of a communicator, through private copies of it; immutable but for the
- * tags. */
+ * tags and the turns. */
 typedef struct {
     PyObject_HEAD
     dlb_mpi mpi;
     dlb_mpi_handle collective, messages, payloads, byte;
     int rank, size, highest_tag, any_tag;
     _Atomic uint32_t tags[3]; /* so many were given out, by dlb_tag_use */
+    _Atomic int turns;        /* collectives of Python that have yet to be posted */
     pid_t process;
 } dlb_peers;
 
@@ -66,6 +72,9 @@ static inline uint32_t dlb_next_tag(dlb_peers *over, dlb_tag_use use) {
 enum {
     DLB_BALLOT_HEAD = 64,
     DLB_BALLOT_MOST = 16 * 1024, /* bytes of a payload that travels with it */
+    /* Bytes that a reduce_scatter reduces whole on each rank: beyond, the rows that
+     * others get cost too much. */
+    DLB_SCATTER_MOST = 256 * 1024,
 };
 
 typedef void (*dlb_inner_loop)(char **, const Py_ssize_t *, const Py_ssize_t *, void *);
@@ -112,6 +121,20 @@ void dlb_ballot_add_values(dlb_ballot *ballot, dlb_buffer *buffer, const char *f
 bool dlb_moves_values(const dlb_peers *over, size_t nbytes);
 /* Go on as far as what has come allows: 1, all is said; 0, not yet; -1. */
 int dlb_ballot_advance(dlb_ballot *ballot);
+
+/* ---- collective.c: a collective of MPI under way ---- */
+
+typedef struct dlb_collective dlb_collective;
+
+extern PyTypeObject dlb_CollectiveType;
+
+/* Post one that copies `part` bytes from or to each rank, from memory of the buffer
+ * into `result`, a Tensor; NULL with an exception. */
+dlb_collective *dlb_collective_post(dlb_peers *over, const char *name,
+                                    dlb_mpi_copies function, dlb_buffer *buffer,
+                                    const char *from, PyObject *result, size_t part);
+/* 1: it is complete; 0: not yet; -1. */
+int dlb_collective_advance(dlb_collective *collective);
 
 /* ---- quick.c: calls without a Python frame ---- */
 extern PyTypeObject dlb_QuickType, dlb_PostedType;

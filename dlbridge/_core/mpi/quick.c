@@ -16,6 +16,7 @@
 #include <limits.h>
 #include <numpy/ufuncobject.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <structmember.h>
 #include <time.h>
@@ -438,6 +439,10 @@ static int advance_ballot(void *ballot) {
     return dlb_ballot_advance(ballot);
 }
 
+static int advance_collective(void *collective) {
+    return dlb_collective_advance(collective);
+}
+
 static int advance_message(void *message) {
     return advance_posted(message);
 }
@@ -578,9 +583,9 @@ static PyObject *find_call(const quick *self, PyObject *key) {
 
 /* A Tensor for the result, and the view of it that is passed on; NULL, without an
  * exception: there is no memory, which Python then tells all ranks. */
-static PyObject *make_target(const source *from, dlb_view *view) {
-    const DLTensor *dl = &from->view.dl;
-    if (make_memory(view, dl->dtype, dl->ndim, dl->shape) < 0)
+static PyObject *make_target(DLDataType dtype, int32_t ndim, const int64_t *shape,
+                             dlb_view *view) {
+    if (make_memory(view, dtype, ndim, shape) < 0)
         return NULL;
     dlb_buffer_retain(view->buffer);
     PyObject *made = dlb_tensor_new(dlb.tensor_type, view);
@@ -606,7 +611,7 @@ static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
     if (ballot == NULL)
         return NULL;
     if (is_large) {
-        PyObject *result = make_target(from, view);
+        PyObject *result = make_target(dl->dtype, dl->ndim, dl->shape, view);
         if (result == NULL)
             Py_CLEAR(ballot);
         else
@@ -632,7 +637,8 @@ static size_t row_bytes(const dlb_peers *over, const source *from) {
 static PyObject *make_reduced(const dlb_peers *over, const source *from,
                               dlb_ballot *ballot, dlb_view *view, share gets) {
     const DLTensor *dl = &from->view.dl;
-    const char *payload = dlb_ballot_payload(ballot);
+    const char *payload =
+        view->buffer == NULL ? dlb_ballot_payload(ballot) : view->dl.data;
     size_t part = row_bytes(over, from);
     if (gets == NOTHING)
         return Py_NewRef(Py_None);
@@ -650,8 +656,8 @@ static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *
                            const char *name, bool for_all, share gets,
                            PyObject *const *args, Py_ssize_t count) {
     source from;
-    int taken = take_source(self, args[0], for_all ? INT_MAX : DLB_BALLOT_MOST, &from);
-    if (taken <= 0)
+    size_t most = !for_all ? DLB_BALLOT_MOST : gets == ROW ? DLB_SCATTER_MOST : INT_MAX;
+    if (take_source(self, args[0], most, &from) <= 0)
         return decline();
     PyObject *result = NULL;
     dlb_view view;
@@ -718,7 +724,7 @@ static PyObject *quick_reduce_scatter(const quick *self, dlb_peers *over,
     PyObject *key = PyTuple_Pack(2, args[1], args[2]);
     if (key == NULL)
         return NULL;
-    PyObject *result = reduce(self, over, "reduce_scatter", key, false, ROW, args, 2);
+    PyObject *result = reduce(self, over, "reduce_scatter", key, true, ROW, args, 2);
     Py_DECREF(key);
     return result;
 }
@@ -743,87 +749,114 @@ static void combine_bits(char **operands, const Py_ssize_t *count,
         own[i] = (char)(own[i] | other[i]);
 }
 
-/* The ballot in which the ranks gather their tensors, and what it is about in `from`.
- * NULL: declined, perhaps with an exception; else the caller drops both. */
-static dlb_ballot *gather(const quick *self, dlb_peers *over, PyObject *x,
-                          PyObject *key, bool has_rows, source *from) {
-    uint8_t call[16], tensor[16];
-    if (!find_digest(self, key, call) ||
-        take_source(self, x, DLB_BALLOT_MOST / (size_t)over->size, from) <= 0)
-        return NULL;
+/* A collective that copies, as its function in MPI does. */
+typedef struct {
+    const char *name, *of_mpi;
+    dlb_mpi_copies function;
+    bool by_rows; /* each rank gets a row of what one has; else all of it */
+} copies;
+
+/* The ballot in which the ranks gather small tensors. */
+static dlb_ballot *gather(dlb_peers *over, const uint8_t call[16], const source *from) {
     const DLTensor *dl = &from->view.dl;
     static const dlb_combine bits = {.loop = combine_bits, .itemsize = 1};
     size_t size = from->nbytes * (size_t)over->size;
-    dlb_ballot *ballot = NULL;
-    if (!has_rows || row_bytes(over, from) > 0) {
-        dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
-        ballot = dlb_ballot_new(over, call, tensor, size, &bits);
-    }
-    if (ballot == NULL) {
-        drop_source(from);
+    uint8_t tensor[16];
+    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+    dlb_ballot *ballot = dlb_ballot_new(over, call, tensor, size, &bits);
+    if (ballot == NULL)
         return NULL;
-    }
     char *payload = dlb_ballot_payload(ballot);
     memset(payload, 0, size);
     memcpy(payload + from->nbytes * (size_t)over->rank, data_of(from), from->nbytes);
     return ballot;
 }
 
+/* What a rank gets of the tensors of all, one behind the other, into `to`. */
+static void pick(const dlb_peers *over, const source *from, const copies *how,
+                 const char *all, char *to) {
+    size_t part = how->by_rows ? from->nbytes / (size_t)over->size : from->nbytes;
+    size_t start = how->by_rows ? part * (size_t)over->rank : 0;
+    for (size_t i = 0; i < (size_t)over->size; i++)
+        memcpy(to + part * i, all + from->nbytes * i + start, part);
+}
+
+/* Agree, and copy: what is small with the agreement, one exchange being faster than
+ * many, the rest by MPI. `view` is the result, `target` the Tensor of it. */
+static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how,
+                           const uint8_t call[16], const source *from, dlb_view *view,
+                           PyObject *target, PyObject *const *args) {
+    const DLTensor *dl = &from->view.dl;
+    bool is_small = from->nbytes * (size_t)over->size <= DLB_BALLOT_MOST;
+    uint8_t tensor[16];
+    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+    dlb_ballot *ballot = is_small ? gather(over, call, from)
+                                  : dlb_ballot_new(over, call, tensor, 0, NULL);
+    if (ballot == NULL)
+        return NULL;
+    int done = settle(ballot, 0);
+    PyObject *under_way = (PyObject *)ballot, *result = NULL;
+    if (done > 0 && is_small)
+        pick(over, from, how, dlb_ballot_payload(ballot), view->dl.data);
+    else if (done > 0) {
+        Py_DECREF(ballot);
+        size_t part = from->nbytes / (how->by_rows ? (size_t)over->size : 1);
+        dlb_collective *made =
+            dlb_collective_post(over, how->of_mpi, how->function, from->view.buffer,
+                                data_of(from), target, part);
+        if (made == NULL)
+            return NULL;
+        under_way = (PyObject *)made;
+        done = wait_shortly(advance_collective, made, from->nbytes);
+    }
+    if (done == 0)
+        result = resume(self, how->name, under_way, args, 1);
+    else if (done > 0) {
+        dlb_buffer_retain(view->buffer);
+        result = give(from->converter, view);
+    }
+    Py_DECREF(under_way);
+    return result;
+}
+
+/* args: x, key */
+static PyObject *copy(const quick *self, dlb_peers *over, const copies *how,
+                      PyObject *const *args) {
+    uint8_t call[16];
+    source from;
+    if (!find_digest(self, args[1], call) || atomic_load(&over->turns) > 0 ||
+        take_source(self, args[0], (size_t)(INT_MAX / over->size), &from) <= 0)
+        return decline();
+    const DLTensor *dl = &from.view.dl;
+    int64_t shape[MOST_DIMENSIONS];
+    int32_t more = how->by_rows ? 0 : 1;
+    shape[0] = over->size;
+    if (dl->ndim > 0) /* else it may be NULL */
+        memcpy(shape + more, dl->shape, (size_t)dl->ndim * sizeof *shape);
+    PyObject *target = NULL, *result = NULL;
+    dlb_view view = {.buffer = NULL};
+    if (!how->by_rows || row_bytes(over, &from) > 0)
+        target = make_target(dl->dtype, dl->ndim + more, shape, &view);
+    result = target == NULL
+                 ? decline()
+                 : copy_into(self, over, how, call, &from, &view, target, args);
+    if (view.buffer != NULL)
+        dlb_buffer_drop(view.buffer);
+    Py_XDECREF(target);
+    drop_source(&from);
+    return result;
+}
+
 static PyObject *quick_allgather(const quick *self, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
-    source from;
-    dlb_ballot *ballot = gather(self, over, args[0], args[1], false, &from);
-    if (ballot == NULL)
-        return decline();
-    PyObject *result = NULL;
-    int agreed = settle(ballot, 0);
-    if (agreed == 0)
-        result = resume(self, "allgather", ballot, args, 1);
-    else if (agreed > 0) {
-        const DLTensor *dl = &from.view.dl;
-        int64_t shape[MOST_DIMENSIONS];
-        shape[0] = over->size;
-        if (dl->ndim > 0) /* else it may be NULL */
-            memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
-        result =
-            make_result(from.converter, dl->dtype, dl->ndim + 1, shape,
-                        dlb_ballot_payload(ballot), from.nbytes * (size_t)over->size);
-    }
-    Py_DECREF(ballot);
-    drop_source(&from);
-    return result;
+    const copies how = {"allgather", "MPI_Iallgather", over->mpi.iallgather, false};
+    return copy(self, over, &how, args);
 }
 
-/* One's own row of the tensor of each rank. */
-static PyObject *make_rows(const dlb_peers *over, const source *from,
-                           const char *payload) {
-    const DLTensor *dl = &from->view.dl;
-    size_t part = row_bytes(over, from);
-    dlb_view view;
-    if (make_memory(&view, dl->dtype, dl->ndim, dl->shape) < 0)
-        return PyErr_NoMemory();
-    for (size_t i = 0; i < (size_t)over->size; i++)
-        memcpy((char *)view.dl.data + part * i,
-               payload + from->nbytes * i + part * (size_t)over->rank, part);
-    return give(from->converter, &view);
-}
-
-/* All get the tensors of all: for what is small, one exchange is faster than many. */
 static PyObject *quick_alltoall(const quick *self, dlb_peers *over,
                                 PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
-    source from;
-    dlb_ballot *ballot = gather(self, over, args[0], args[1], true, &from);
-    if (ballot == NULL)
-        return decline();
-    PyObject *result = NULL;
-    int agreed = settle(ballot, 0);
-    if (agreed == 0)
-        result = resume(self, "alltoall", ballot, args, 1);
-    else if (agreed > 0)
-        result = make_rows(over, &from, dlb_ballot_payload(ballot));
-    Py_DECREF(ballot);
-    drop_source(&from);
-    return result;
+    const copies how = {"alltoall", "MPI_Ialltoall", over->mpi.ialltoall, true};
+    return copy(self, over, &how, args);
 }
 
 static PyObject *quick_barrier(const quick *self, dlb_peers *over,
