@@ -24,11 +24,12 @@ TEXTS = (
     "a::g(x: bf16[2, _]? = None, flag: bool = True)",
     "a::h(x: number[n + m, n - m], y: i32[n], z: u8[m]) -> bool[n//m]",
     "a::k() -> i64[]",
+    "a::n(x: A=float[n, *b], y!: like x, z: like y? = None) -> (like x, more: like z)",
     "a::m(x: A=float[n], y: to[n], *, to: dtype = f32, other: dtype? = None) -> to[n]",
     "a::l(x: f32[2*n, *b], y: f32[n*(m-1) + 3]) -> f32[n, m]",
 )
 WORDS = tuple(
-    b"( ) [ ] , : ! ? = -> * ... | :: + - // n m f32 any float int dtype to 0 1 "
+    b"( ) [ ] , : ! ? = -> * ... | :: + - // n m f32 any float int dtype to like 0 1 "
     b"9223372036854775808 None inf nan ' \" \\ \xc3\xa9 #".split()
 )
 

@@ -125,6 +125,22 @@ def test_named_variables_over_one_set_are_different_variables() -> None:
     assert str(schema) == "a::f(x: A=float[n], y: B=float[n], z: float[n]) -> (A[n], B[n])"
 
 
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("(x: f16|f32[b, 2*d], pos: i64[b]) -> like x", "-> f16|f32[b, 2*d]"),
+        ("(mask: bool[...], x: any[...], y: like x) -> like mask", "y: any[...]) -> bool[...]"),
+        ("(x: A=float[*b], y!: like x, z: like y? = None)", "y!: A[*b], z: A[*b]? = None)"),
+        ("(x: f32[n], like: i8[n]) -> (like like, more: like x)", "-> (i8[n], more: f32[n])"),
+        ("(x: to[n], *, to: dtype) -> like x", "-> to[n]"),
+    ],
+)
+def test_like_is_the_type_of_another_argument(written: str, canonical: str) -> None:
+    schema = Schema.parse(f"a::f{written}")
+    assert str(schema).endswith(canonical)
+    assert Schema.parse(str(schema)) == schema
+
+
 def test_results_have_names_of_their_own_or_by_number() -> None:
     assert [result.name for result in parse("a::f(x: f32[n]) -> f32[n]").results] == ["out"]
     several = parse("a::f(x: f32[n]) -> (f32[n], s: f32[], f32[])")
@@ -251,6 +267,18 @@ expected a dtype after '|', got '['
 the variable 'A' cannot be part of a union
 | a::f(x: A=float[n], y: i8|A[n])
                             ^
+'like y': expected a tensor argument before it (x)
+| a::f(x: f32[n], k: int) -> like y
+                                  ^
+'like x': expected a tensor argument before it (there is none)
+| a::f(x: like x)
+               ^
+'like x': 'x' has a dimension '_', whose extent has no name to refer to; give it one
+| a::f(x: f32[_]) -> like x
+                          ^
+expected the end, got '['
+| a::f(x: f32[n]) -> like x[n]
+                           ^
 'A' is defined already; refer to it with 'A[…]'
 | a::f(x: A=float[n], y: A=float[n])
                          ^

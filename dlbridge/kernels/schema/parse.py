@@ -3,7 +3,7 @@
     schema    = NAME "::" NAME "(" [item {"," item} [","]] ")" ["->" results]
     item      = "*" | NAME ["!"] ":" type ["=" default]
     type      = (tensor | "int" | "float" | "bool" | "str" | "dtype") ["?"]
-    tensor    = [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]"
+    tensor    = "like" NAME | [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]"
     dim       = "_" | "..." | "*" NAME | sum
     sum       = product {("+" | "-") product}
     product   = operand {("*" | "//") operand}
@@ -150,17 +150,21 @@ class Parser:
     Attributes:
         places: the first words of each parameter, then result.
         variables: the dtypes so far.
+        known: dtype and dimensions of each tensor argument so far.
         tensors, scalars: how many there are so far.
         operands, nested: of the expression that is being read: its operands so far, and how many
             parentheses are open.
     """
 
-    __slots__ = ("nested", "operands", "places", "reader", "scalars", "tensors", "variables")
+    __slots__ = (
+        "known", "nested", "operands", "places", "reader", "scalars", "tensors", "variables",
+    )  # fmt: skip
 
     def __init__(self, text: str) -> None:
         self.reader = Reader(text)
         self.places: list[Token] = []
         self.variables: dict[str, DTypeSet] = {}
+        self.known: dict[str, tuple[DTypeSet, tuple[Dim, ...]]] = {}
         self.tensors = self.scalars = self.operands = self.nested = 0
 
     def read(self) -> tuple[str, str, tuple[Parameter, ...], tuple[Result, ...]]:
@@ -230,6 +234,8 @@ class Parser:
                 reader.refuse("'!' marks tensors that are written, this is a scalar", token)
         kind = token.text if is_scalar else "tensor"
         dtype, dims = (None, ()) if is_scalar else self._tensor()
+        if dtype is not None:
+            self.known[place.text] = dtype, dims
         optional = bool(reader.accept("?"))
         default = self._default(kind, optional) if reader.accept("=") else MISSING
         return Parameter(place.text, kind, dtype, dims, optional, default, keyword_only, mutated)
@@ -305,6 +311,8 @@ class Parser:
         first, is_new = reader.next, reader.next.text not in self.variables
         self.tensors += 1
         self._limit(self.tensors, MAX_TENSORS, "tensors, results included", self.places[-1])
+        if first.text == "like" and reader.peek(1).kind == "name":
+            return self._like()
         dtype = self._dtype()
         if not reader.accept("["):
             scalar = ", ".join(SCALAR_KINDS)
@@ -325,6 +333,24 @@ class Parser:
         if is_scalars_name and is_new and [dim.kind for dim in dims] == ["constant"]:
             self._refuse_list(first, dtype, dims[0])
         return dtype, tuple(dims)
+
+    def _like(self) -> tuple[DTypeSet, tuple[Dim, ...]]:
+        """Return dtype and dimensions of another tensor, which become those of this one."""
+        self.reader.advance()
+        other = self.reader.advance()
+        if other.text not in self.known:
+            names = ", ".join(self.known) or "there is none"
+            self.reader.refuse(
+                f"'like {other.text}': expected a tensor argument before it ({names})", other
+            )
+        dtype, dims = self.known[other.text]
+        if any(dim.kind == "any" for dim in dims):
+            self.reader.refuse(
+                f"'like {other.text}': {other.text!r} has a dimension '_', whose extent has no "
+                "name to refer to; give it one",
+                other,
+            )
+        return dtype, dims
 
     def _refuse_list(self, token: Token, dtype: DTypeSet, dim: Dim) -> None:
         """PyTorch's schemas mean a list of numbers by `int[2]`, where brackets make a tensor."""
