@@ -57,8 +57,8 @@ enum dlb_layout {
 /* The layouts that a consumer can represent; one row per framework, filled by its
  * adapter. */
 typedef struct {
-    uint16_t widths[DLB_DTYPE_CODES]; /* by type code: bit k set when 2**k bits wide is fine; bit 15:
-                            6 bits */
+    uint16_t widths[DLB_DTYPE_CODES]; /* by type code: bit k set when 2**k bits wide is
+                            fine; bit 15: 6 bits */
     uint32_t
         packed_key; /* one further dtype key with lanes (torch's float4 pairs), or 0 */
     bool any_dtype;

@@ -124,8 +124,9 @@ void dlb_shim_set_rocm(bool is_rocm) {
 }
 
 int32_t dlb_shim_dtype_number(DLDataType dtype) {
-    bool is_single = dtype.lanes == 1 && dtype.code < DLB_DTYPE_CODES && dtype.bits >= 8 &&
-                     dtype.bits <= 128 && (dtype.bits & (dtype.bits - 1)) == 0;
+    bool is_single = dtype.lanes == 1 && dtype.code < DLB_DTYPE_CODES &&
+                     dtype.bits >= 8 && dtype.bits <= 128 &&
+                     (dtype.bits & (dtype.bits - 1)) == 0;
     if (is_single)
         return numbers[dtype.code][__builtin_ctz(dtype.bits)];
     for (int32_t i = 0; i < DLB_SHIM_DTYPES; i++)
