@@ -1022,8 +1022,9 @@ class Collective:
 
 @final
 class Quick:
-    """Calls of dlbridge.mpi that C makes, with tensors of the CPU, over all processes of the job.
+    """Calls of dlbridge.mpi that C makes, with tensors of the CPU, over one communicator.
 
+    With `like`, it knows the types and calls that another one learns, and the other way round.
     Each call returns its result, or False where it is out of the ordinary: then nothing was sent.
     `isend` returns None if the message has gone, otherwise a Request.
     `types`: array types to (Converter of results, what must return True before, or None, whether
@@ -1040,7 +1041,7 @@ class Quick:
     types: dict[type, tuple[Any, Any, bool]]
     calls: dict[Any, Any]
 
-    def __new__(cls) -> Self: ...
+    def __new__(cls, like: Quick = ...) -> Self: ...
     def send(self, x: Any, dest: Any, tag: Any, /) -> Any: ...
     def isend(self, x: Any, dest: Any, tag: Any, /) -> Any: ...
     def recv(self, source: Any, tag: Any, to: Any, out: Any, /) -> Any: ...

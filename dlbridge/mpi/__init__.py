@@ -46,15 +46,21 @@ Raised by all of them:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi import buckets, collectives, messages, operators, ragged
-from dlbridge.mpi.channel import channel, in_time
+from dlbridge.mpi.channel import call_of, channel, in_time
 from dlbridge.mpi.engine import Request, finished, wait_all
 from dlbridge.mpi.matching import UNMATCHED
-from dlbridge.mpi.quick import ALLGATHER, ALLTOALL, BARRIER, QUICK, REDUCE_SCATTER
+from dlbridge.mpi.quick import (
+    ALLGATHER,
+    ALLTOALL,
+    BARRIER,
+    GOING_ON,
+    QUICK,
+    REDUCE_SCATTER,
+)
 
 __all__ = [
     "Request",
@@ -107,32 +113,26 @@ for _constant in (rank, size):  # torch.compile runs them, and what they return 
 
 # ---- calls that C makes ------------------------------------------------------------------------
 #
-# QUICK makes a call with small tensors of the CPU, a message or an allreduce with large ones as
-# well, or returns False. What it has begun, and takes long or is not agreed on, goes on here.
-
-
-def _resume(name: str, state: Any, *given: Any) -> Request:
-    """Go on with a call that C has begun; C waits for it."""
-    return _RESUMED[name](state, *given)
+# C makes a call with tensors of the CPU, or returns False. What it has begun, and takes long or is
+# not agreed on, goes on here.
 
 
 def _going_on(begin: Any) -> Callable[..., Request]:
     """Return what goes on with a call, as `begin` does with its state."""
-    return lambda state, *given: begin(None, *given, out=None, state=state)
+    return lambda comm, state, *given: begin(comm, *given, out=None, state=state)
 
 
-_RESUMED: dict[str, Callable[..., Request]] = {
-    "send": partial(messages.go_on_sending, None),
-    "recv": partial(messages.go_on_receiving, None),
-    "barrier": partial(collectives.ibarrier, None),
-    "bcast": _going_on(collectives.ibcast),
-    "allreduce": _going_on(collectives.iallreduce),
-    "reduce": _going_on(collectives.ireduce),
-    "reduce_scatter": _going_on(collectives.ireduce_scatter),
-    "allgather": _going_on(collectives.iallgather),
-    "alltoall": _going_on(collectives.ialltoall),
-}
-QUICK.resume = _resume
+GOING_ON.update(
+    send=messages.go_on_sending,
+    recv=messages.go_on_receiving,
+    barrier=collectives.ibarrier,
+    bcast=_going_on(collectives.ibcast),
+    allreduce=_going_on(collectives.iallreduce),
+    reduce=_going_on(collectives.ireduce),
+    reduce_scatter=_going_on(collectives.ireduce_scatter),
+    allgather=_going_on(collectives.iallgather),
+    alltoall=_going_on(collectives.ialltoall),
+)
 _CALLS = [
     _send := QUICK.send,
     _isend := QUICK.isend,
@@ -145,7 +145,7 @@ _CALLS = [
     _allgather := QUICK.allgather,
     _alltoall := QUICK.alltoall,
 ]
-operators.substitute(_CALLS)
+operators.substitute(_CALLS, call_of)
 
 # ---- requests -----------------------------------------------------------------------------------
 
@@ -168,10 +168,9 @@ def waitall(requests: Iterable[Request], *, timeout: float | None = None) -> lis
 
 def isend(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> Request:
     """Begin to send a tensor; see `send`."""
-    if comm is None:
-        result = _isend(x, dest, tag)
-        if result is not False:
-            return finished("send") if result is None else result
+    result = (_isend if comm is None else call_of(comm, "isend"))(x, dest, tag)
+    if result is not False:
+        return finished("send") if result is None else result
     return messages.isend(comm, x, dest, tag)
 
 
@@ -190,8 +189,10 @@ def send(
     Small tensors are sent at once. Above some KiB it waits until the receiver has begun to receive:
     two ranks that send to each other use `sendrecv`.
     """
-    if comm is None and timeout is None and _send(x, dest, tag) is not False:
-        return
+    if timeout is None:
+        result = (_send if comm is None else call_of(comm, "send"))(x, dest, tag)
+        if result is not False:
+            return
     limit = in_time("send", comm, timeout)
     isend(x, dest, tag, comm=comm).wait_or_cancel(limit)
 
@@ -232,8 +233,8 @@ def recv(
         ArgumentError: `out` has another shape or dtype; the message is lost.
         MemoryError: there is no memory for the result; the message is lost.
     """
-    if comm is None and timeout is None and not UNMATCHED:
-        result = _recv(source, tag, to, out)
+    if timeout is None and not UNMATCHED:
+        result = (_recv if comm is None else call_of(comm, "recv"))(source, tag, to, out)
         if result is not False:
             return result
     limit = in_time("recv", comm, timeout)
@@ -295,8 +296,10 @@ def ibarrier(*, comm: Any = None) -> Request:
 
 def barrier(*, comm: Any = None, timeout: float | None = None) -> None:
     """Wait until all ranks have come here."""
-    if comm is None and timeout is None and _barrier(BARRIER) is not False:
-        return
+    if timeout is None:
+        result = (_barrier if comm is None else call_of(comm, "barrier"))(BARRIER)
+        if result is not False:
+            return
     limit = in_time("barrier", comm, timeout)
     ibarrier(comm=comm).wait_or_cancel(limit)
 
@@ -330,8 +333,8 @@ def bcast(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
-    if out is None and comm is None and timeout is None:
-        result = _bcast(x, root, to)
+    if out is None and timeout is None:
+        result = (_bcast if comm is None else call_of(comm, "bcast"))(x, root, to)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
@@ -364,8 +367,8 @@ def allreduce(
 
     All ranks get the same bits.
     """
-    if out is None and comm is None and timeout is None:
-        result = _allreduce(x, op)
+    if out is None and timeout is None:
+        result = (_allreduce if comm is None else call_of(comm, "allreduce"))(x, op)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
@@ -394,8 +397,8 @@ def reduce(
 
     The arguments are those of `allreduce`; `out` is of use on the root alone.
     """
-    if out is None and comm is None and timeout is None:
-        result = _reduce(x, op, root)
+    if out is None and timeout is None:
+        result = (_reduce if comm is None else call_of(comm, "reduce"))(x, op, root)
         if result is not False:
             return result
     limit = in_time("reduce", comm, timeout)
@@ -409,8 +412,8 @@ def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Return the tensors of all ranks, stacked: [size, *x.shape]."""
-    if out is None and comm is None and timeout is None:
-        result = _allgather(x, ALLGATHER)
+    if out is None and timeout is None:
+        result = (_allgather if comm is None else call_of(comm, "allgather"))(x, ALLGATHER)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
@@ -481,8 +484,10 @@ def reduce_scatter(
     x: Any, op: str = "sum", *, out: Any = None, comm: Any = None, timeout: float | None = None
 ) -> Any:
     """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
-    if out is None and comm is None and timeout is None:
-        result = _reduce_scatter(x, op, REDUCE_SCATTER)
+    if out is None and timeout is None:
+        result = (_reduce_scatter if comm is None else call_of(comm, "reduce_scatter"))(
+            x, op, REDUCE_SCATTER
+        )
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
@@ -498,8 +503,8 @@ def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
-    if out is None and comm is None and timeout is None:
-        result = _alltoall(x, ALLTOALL)
+    if out is None and timeout is None:
+        result = (_alltoall if comm is None else call_of(comm, "alltoall"))(x, ALLTOALL)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:

@@ -11,9 +11,9 @@ from typing import Any, Concatenate, ParamSpec
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, MPIError, MPITimeoutError, UnsupportedTypeError
+from dlbridge.mpi import quick
 from dlbridge.mpi.engine import LOOK, Deadline, Engine, Operation, Request, Steps, deadline, engine
 from dlbridge.mpi.job import Nap, named
-from dlbridge.mpi.quick import QUICK
 
 P = ParamSpec("P")
 
@@ -28,6 +28,7 @@ class Channel:
         rank, size: of this process in it, and its number of processes.
         everybody: its ranks in the job.
         peers: its processes, for C.
+        quick: the calls that C makes over it.
     """
 
     def __init__(self, engine: Engine, comm: Any, copies: Sequence[Any]) -> None:
@@ -51,6 +52,7 @@ class Channel:
             self.highest_tag,
             self.mpi.ANY_TAG,
         )
+        self.quick = quick.UNKNOWN
         self._queue: deque[Operation] = deque()
         engine.job.watched.append(self.messages)
 
@@ -145,8 +147,9 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
             ) from error
         found = Channel(running, comm, [copy for copy, _ in copies])
         comm.Set_attr(_KEYS[0], found)
-        if comm == mpi.COMM_WORLD and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
-            QUICK.active, QUICK.go_on, QUICK.peers = running.active, running.go_on, found.peers
+        if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
+            of = None if comm == mpi.COMM_WORLD else comm
+            found.quick = quick.over(of, found.peers, running.active, running.go_on)
         return found
 
 
@@ -179,6 +182,17 @@ def channel(call: str, comm: Any = None, limit: Deadline | None = None) -> Chann
             next_look = time.monotonic() + LOOK
     assert isinstance(found, Channel)
     return found
+
+
+def call_of(comm: Any, name: str) -> Callable[..., Any]:
+    """Return the call of this name that C makes over a communicator."""
+    made = quick.UNKNOWN
+    if _KEYS and isinstance(comm, engine().job.mpi.Intracomm) and comm:
+        found = comm.Get_attr(_KEYS[0])
+        if found is not None:
+            made = found.quick
+    call: Callable[..., Any] = getattr(made, name)
+    return call
 
 
 def in_time(call: str, comm: Any, timeout: Any) -> Deadline | None:

@@ -63,6 +63,10 @@ def number_of(comm: Any) -> int:
         return len(_COMMUNICATORS) - 1
 
 
+# torch.compile runs it instead of tracing it: a communicator keeps its number.
+number_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def result_shape(shape: tuple[Any, ...], what: Parameters) -> tuple[Any, ...]:
     """Return the shape of a result; what does not fit is refused on all ranks when it runs."""
     if what.name == "allgather":

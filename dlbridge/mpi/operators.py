@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -37,8 +37,14 @@ def _decline(*_: Any) -> bool:
     return False
 
 
-def substitute(calls: Sequence[Any]) -> None:
+def _find_none(*_: Any) -> Callable[..., bool]:
+    return _decline
+
+
+def substitute(calls: Sequence[Any], find: Any) -> None:
     """Have dynamo, which traces no C, trace what declines in place of these functions.
+
+    The same goes for those that `find` returns.
 
     Done when dynamo is imported: that takes seconds.
     """
@@ -47,6 +53,7 @@ def substitute(calls: Sequence[Any]) -> None:
         compiler = sys.modules["torch"].compiler
         for each in calls:
             compiler.substitute_in_graph(each, skip_signature_check=True)(_decline)
+        compiler.substitute_in_graph(find, skip_signature_check=True)(_find_none)
 
     if registry.is_loaded(_DYNAMO):
         register()

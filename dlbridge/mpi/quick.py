@@ -7,16 +7,37 @@ is right, and C sees that a call is like another one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dlbridge._core import native
 from dlbridge.exchange import adapter
 
 QUICK = native.Quick()
+"""Calls over all processes of the job."""
+
+UNKNOWN = native.Quick()
+"""Calls over a communicator of which nothing is known yet: it makes none."""
+
+GOING_ON: dict[str, Callable[..., Any]] = {}
+"""What goes on with a call that C has begun, given the communicator, its state and arguments."""
 # The arguments of calls that have none, or the same as another call.
 ALLGATHER, ALLTOALL, BARRIER = "allgather", "alltoall", "barrier"
 REDUCE_SCATTER = "reduce_scatter"
 _MOST = 64  # array types that are known; each stays as long as the process
+
+
+def over(comm: Any, peers: native.Peers, active: Any, go_on: Callable[[], None]) -> native.Quick:
+    """Return what makes calls over a communicator, None for all processes."""
+    made = QUICK if comm is None else native.Quick(QUICK)
+    made.active, made.go_on = active, go_on
+    made.resume = partial(_resume, comm)
+    made.peers = peers
+    return made
+
+
+def _resume(comm: Any, name: str, state: Any, *given: Any) -> Any:
+    return GOING_ON[name](comm, state, *given)
 
 
 def learn_type(cls: type, framework: str) -> None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +36,7 @@ from dlbridge.errors import (
     ExchangeError,
     MPIError,
     MPITimeoutError,
+    UnsupportedTypeError,
 )
 from dlbridge.exchange.trees import tensors_of
 from dlbridge.mpi import matching
@@ -1445,7 +1447,11 @@ def communicators() -> None:
     assert members[mpi.rank(pair)] == rank
     assert mpi.allgather(np.asarray(rank), comm=pair).tolist() == members
     assert mpi.bcast(np.asarray(rank), comm=pair) == members[0]
+    calls_by_c_over(pair, members)
     pair.Free()
+    refused(UnsupportedTypeError, "comm must be", mpi.allreduce, np.ones(2), comm=pair)
+    refused(UnsupportedTypeError, "comm must be", mpi.recv, 0, comm=np.ones(2))
+    calls_by_c_over(MPI.COMM_WORLD, range(size))
     watched = engine().job.watched
     for is_under_way in (False, True):  # copies of a communicator go with it, if nothing needs them
         before = list(watched)
@@ -1461,6 +1467,33 @@ def communicators() -> None:
             assert (copy == MPI.COMM_NULL) != is_under_way
         assert (watched == before) != is_under_way
         check(request.wait(), np.full(50000, float(size)))
+
+
+def calls_by_c_over(comm: Any, members: Sequence[int]) -> None:
+    """C makes calls over a communicator, and Python goes on with those that take long."""
+    rank, size, quick = mpi.rank(comm), mpi.size(comm), channel("", comm).quick
+    x, rows = np.full((2, 3), float(members[rank])), np.arange(size * 2000.0).reshape(size, 2000)
+    mean = np.mean(members)
+    for late in (None, *range(size)):
+        for _ in range(2):
+            if late == rank:
+                pause(0.01)
+            check(mpi.allreduce(x, comm=comm), np.full((2, 3), mean * size))
+            check(mpi.allreduce(np.full(9000, 1.0), comm=comm), np.full(9000, float(size)))
+            check(mpi.allgather(x, comm=comm)[:, 0, 0], np.array(members, float))
+            check(mpi.alltoall(rows, comm=comm), np.stack([rows[rank]] * size))
+            check(mpi.reduce_scatter(rows, comm=comm), rows[rank] * size)
+            check(
+                mpi.bcast(x if rank == 0 else None, comm=comm), np.full((2, 3), float(members[0]))
+            )
+            assert (mpi.reduce(x, "max", comm=comm) is None) == (rank > 0)
+            mpi.barrier(comm=comm)
+            if size > 1:
+                mpi.send(x, (rank + 1) % size, 3, comm=comm)
+                source = (rank - 1) % size
+                check(mpi.recv(source, 3, comm=comm), np.full((2, 3), float(members[source])))
+    assert quick.allreduce(x, "sum") is not False
+    assert quick.alltoall(rows, "alltoall") is not False
 
 
 def in_graphs() -> None:
@@ -1642,6 +1675,17 @@ def torch_order() -> None:
     compiled = torch.compile(mpi.allreduce, fullgraph=True, backend="aot_eager")
     refused(ArgumentError, "rank 1: allreduce(float32[3]", compiled, longer)
     assert mpi.allreduce(torch.ones(1)).tolist() == [size]
+    world = import_module("mpi4py.MPI").COMM_WORLD
+    alone = world.Split(mpi.rank())
+    for backend in ("eager", "aot_eager"):
+        over = torch.compile(
+            lambda x, comm: mpi.alltoall(mpi.allreduce(x, comm=comm), comm=comm)[0],
+            fullgraph=True,
+            backend=backend,
+        )
+        for comm, count in ((world, size), (None, size), (world.Dup(), size), (world, size)):
+            assert over(torch.ones(size, 1), comm).tolist() == [count]
+        assert over(torch.ones(1, 1), alone).tolist() == [1]
 
 
 def jax_gradients() -> None:

@@ -319,8 +319,10 @@ typedef struct {
 } quick;
 
 static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Quick", names))
+    static char *names[] = {"like", NULL};
+    PyObject *like = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O!:Quick", names, &dlb_QuickType,
+                                     &like))
         return NULL;
     quick *self = (quick *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -329,8 +331,9 @@ static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->go_on = Py_NewRef(Py_None);
     self->peers = Py_NewRef(Py_None);
     self->active = PyDict_New();
-    self->types = PyDict_New();
-    self->calls = PyDict_New();
+    quick *shared = (quick *)like;
+    self->types = shared == NULL ? PyDict_New() : Py_NewRef(shared->types);
+    self->calls = shared == NULL ? PyDict_New() : Py_NewRef(shared->calls);
     if (self->active == NULL || self->types == NULL || self->calls == NULL) {
         Py_DECREF(self);
         return NULL;
@@ -1264,7 +1267,8 @@ static PyMemberDef quick_members[] = {
 
 PyTypeObject dlb_QuickType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Quick",
-    .tp_doc = "Quick()\n--\n\nCalls of dlbridge.mpi that C makes.",
+    .tp_doc = "Quick(like=None)\n--\n\n"
+              "Calls of dlbridge.mpi that C makes; it knows what another one learns.",
     .tp_basicsize = sizeof(quick),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_methods = quick_methods,
