@@ -117,18 +117,18 @@ for _constant in (rank, size):  # torch.compile runs them, and what they return 
 # not agreed on, goes on here.
 
 
-def _going_on(begin: Any) -> Callable[..., Request]:
+def _going_on(begin: Any, **more: Any) -> Callable[..., Request]:
     """Return what goes on with a call, as `begin` does with its state."""
-    return lambda comm, state, *given: begin(comm, *given, out=None, state=state)
+    return lambda comm, state, *given: begin(comm, *given, **more, state=state)
 
 
 GOING_ON.update(
     send=messages.go_on_sending,
     recv=messages.go_on_receiving,
     barrier=collectives.ibarrier,
-    bcast=_going_on(collectives.ibcast),
+    bcast=_going_on(collectives.ibcast, out=None),
     allreduce=_going_on(collectives.iallreduce),
-    reduce=_going_on(collectives.ireduce),
+    reduce=_going_on(collectives.ireduce, out=None),
     reduce_scatter=_going_on(collectives.ireduce_scatter),
     allgather=_going_on(collectives.iallgather),
     alltoall=_going_on(collectives.ialltoall),
@@ -367,8 +367,8 @@ def allreduce(
 
     All ranks get the same bits.
     """
-    if out is None and timeout is None:
-        result = (_allreduce if comm is None else call_of(comm, "allreduce"))(x, op)
+    if timeout is None:
+        result = (_allreduce if comm is None else call_of(comm, "allreduce"))(x, op, out)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
@@ -412,8 +412,8 @@ def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Return the tensors of all ranks, stacked: [size, *x.shape]."""
-    if out is None and timeout is None:
-        result = (_allgather if comm is None else call_of(comm, "allgather"))(x, ALLGATHER)
+    if timeout is None:
+        result = (_allgather if comm is None else call_of(comm, "allgather"))(x, out, ALLGATHER)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:
@@ -484,9 +484,9 @@ def reduce_scatter(
     x: Any, op: str = "sum", *, out: Any = None, comm: Any = None, timeout: float | None = None
 ) -> Any:
     """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
-    if out is None and timeout is None:
+    if timeout is None:
         result = (_reduce_scatter if comm is None else call_of(comm, "reduce_scatter"))(
-            x, op, REDUCE_SCATTER
+            x, op, out, REDUCE_SCATTER
         )
         if result is not False:
             return result
@@ -503,8 +503,8 @@ def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
-    if out is None and timeout is None:
-        result = (_alltoall if comm is None else call_of(comm, "alltoall"))(x, ALLTOALL)
+    if timeout is None:
+        result = (_alltoall if comm is None else call_of(comm, "alltoall"))(x, out, ALLTOALL)
         if result is not False:
             return result
     if (traced := operators.find(x, out)) is not None:

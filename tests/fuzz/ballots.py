@@ -23,7 +23,7 @@ from dlbridge.errors import DLBridgeError
 from dlbridge.mpi import collectives, messages, reductions
 from dlbridge.mpi.agreement import MOST, digest
 from dlbridge.mpi.engine import Operation
-from dlbridge.mpi.quick import ALLGATHER, BARRIER, QUICK, learn_type
+from dlbridge.mpi.quick import ALLGATHER, ALLTOALL, BARRIER, QUICK, REDUCE_SCATTER, learn_type
 from dlbridge.mpi.values import Kind
 from tests.fuzz import drawing
 from tests.fuzz.compiling import compile_library
@@ -35,7 +35,16 @@ SIZES = (3, 5, 6)
 OPS = ("sum", "max", "prod")
 SMALL, LARGE = 4, 2000  # elements of float32: in the ballot, and behind it
 FLOAT32 = (2, 32, 1)
-CALLS = ("allreduce", "reduce", "allgather", "bcast", "barrier", "recv")
+CALLS = (
+    "allreduce",
+    "reduce",
+    "reduce_scatter",
+    "alltoall",
+    "allgather",
+    "bcast",
+    "barrier",
+    "recv",
+)
 
 
 class RestError(Exception):
@@ -105,17 +114,22 @@ class Calls:
         known = self.quick.calls
         for op in OPS:
             known[op] = reductions.quick(op, digest("allreduce", f"op={op!r}"))
+            scatter = digest("reduce_scatter", f"op={op!r}")
+            known[op, REDUCE_SCATTER] = reductions.quick(op, scatter)
             for root in range(size):
                 said = digest("reduce", f"op={op!r}, root={root}")
                 known[op, root] = reductions.quick(op, said)
         for root in range(size):
             known[root] = digest("bcast", f"root={root}")
-        known[ALLGATHER], known[BARRIER] = digest("allgather", ""), digest("barrier", "")
+        for name in (ALLGATHER, ALLTOALL, BARRIER):
+            known[name] = digest(name, "")
         over = _Over(self.quick.peers, rank, size, self.late, self.put)
         begin = {
             "allreduce": collectives.iallreduce,
             "reduce": collectives.ireduce,
+            "reduce_scatter": collectives.ireduce_scatter,
             "allgather": collectives.iallgather,
+            "alltoall": collectives.ialltoall,
             "bcast": collectives.ibcast,
             "barrier": collectives.ibarrier,
             "recv": messages.go_on_receiving,
@@ -133,7 +147,9 @@ def _resume(begin: dict[str, Any], over: _Over, name: str, state: Any, *given: A
         return function(over, state, *given)
     if name == "barrier":
         return function(over, state)
-    return function(over, *given, out=None, state=state)
+    if name in ("bcast", "reduce"):
+        return function(over, *given, out=None, state=state)
+    return function(over, *given, state=state)
 
 
 def ballot(
@@ -162,6 +178,8 @@ class Fuzzer:
         calls = Calls(self.library, source.randrange(size), size)
         x = np.full(source.choice((SMALL, SMALL, 1, LARGE)), 1.5, np.float32)
         name, op, root = source.choice(CALLS), source.choice(OPS), source.randrange(size)
+        if name in ("alltoall", "reduce_scatter"):
+            x = np.full((size, x.size // size), 1.5, np.float32)
         for made in self._said(source, calls, name, op, root, x):
             if source.random() < 0.1 or calls.late:
                 calls.late.append(made)
@@ -173,7 +191,8 @@ class Fuzzer:
             return f"refused: {type(error).__name__}"
         if isinstance(result, np.ndarray):
             assert name in ("bcast", "recv") or result.dtype == np.float32
-            assert name != "allreduce" or result.shape == x.shape
+            assert name not in ("allreduce", "alltoall") or result.shape == x.shape
+            assert name != "reduce_scatter" or result.shape == x.shape[1:]
             assert name != "allgather" or result.shape == (size, *x.shape)
             result.tobytes()
         return "declined" if result is False else f"made: {name}"
@@ -187,10 +206,14 @@ class Fuzzer:
         if name == "bcast":
             given = x if calls.rank == root or source.random() < 0.5 else None
             return quick.bcast(given, root, "numpy")
+        shape = {"allgather": (calls.size, *x.shape), "reduce_scatter": x.shape[1:]}
+        out = source.choice((None, np.empty(shape.get(name, x.shape), np.float32), x))
         given = {
-            "allreduce": (x, op),
+            "allreduce": (x, op, out),
             "reduce": (x, op, root),
-            "allgather": (x, ALLGATHER),
+            "reduce_scatter": (x, op, out, REDUCE_SCATTER),
+            "allgather": (x, out, ALLGATHER),
+            "alltoall": (x, out, ALLTOALL),
             "barrier": (BARRIER,),
         }[name]
         return getattr(quick, name)(*given)
@@ -204,11 +227,11 @@ class Fuzzer:
             yield self._spoilt(source, head(kind, small))
             return
         arguments, payload = "", b""
-        if name in ("allreduce", "reduce"):
+        if name in ("allreduce", "reduce", "reduce_scatter"):
             arguments = f"op={op!r}" + (f", root={root}" if name == "reduce" else "")
-            is_large = name == "allreduce" and calls.quick.peers.moves_values(x.nbytes)
+            is_large = name != "reduce" and calls.quick.peers.moves_values(x.nbytes)
             payload = b"" if is_large else x.tobytes()
-        elif name == "allgather":
+        elif name in ("allgather", "alltoall"):
             payload = bytes(min(calls.size * x.nbytes, MOST))
         elif name == "bcast":
             arguments, payload = f"root={root}", kind.pack() + x.tobytes()

@@ -400,7 +400,7 @@ def quick_calls() -> None:
                 x[0] = [-0.0, np.nan] if rank == 1 else [0.0, -np.nan]
             expected = mpi.iallreduce(x, op).wait()
             is_quick = dtype in (*INTEGERS, "float32", "float64", *COMPLEX, "bool")
-            result = QUICK.allreduce(x, op)
+            result = QUICK.allreduce(x, op, None)
             assert (result is not False) == is_quick, (dtype, op)
             for got in (
                 result if is_quick else expected,
@@ -434,26 +434,26 @@ def quick_calls() -> None:
                     pause(0.003)
                 got = way()
                 assert np.array_equal(got, wanted), (calls.index((quick, slow)), got, wanted)
-    assert QUICK.allreduce(x, "sum") is not False
+    assert QUICK.allreduce(x, "sum", None) is not False
     assert QUICK.reduce(x, "sum", 1) is not False
     assert QUICK.bcast(x, 1, "numpy") is not False
-    assert QUICK.allgather(x, "allgather") is not False
-    assert QUICK.alltoall(rows, "alltoall") is not False
-    assert QUICK.reduce_scatter(rows, "sum", "reduce_scatter") is not False
+    assert QUICK.allgather(x, None, "allgather") is not False
+    assert QUICK.alltoall(rows, None, "alltoall") is not False
+    assert QUICK.reduce_scatter(rows, "sum", None, "reduce_scatter") is not False
     assert QUICK.barrier("barrier") is not False
     assert QUICK.send(x, right, 0) is not False
     assert QUICK.recv(left, None, "numpy", None) is not False
     assert QUICK.isend(x, right, 0) is not False
     assert QUICK.recv(left, None, "numpy", None) is not False
     for odd in (x[::-1], np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
-        assert QUICK.allreduce(odd, "sum") is False, odd
+        assert QUICK.allreduce(odd, "sum", None) is False, odd
         assert QUICK.send(odd, 0, 0) is QUICK.isend(odd, 0, 0) is False, odd
-        assert QUICK.alltoall(odd, "alltoall") is False, odd
-        assert QUICK.reduce_scatter(odd, "sum", "reduce_scatter") is False, odd
+        assert QUICK.alltoall(odd, None, "alltoall") is False, odd
+        assert QUICK.reduce_scatter(odd, "sum", None, "reduce_scatter") is False, odd
     for odd in (np.ones((size + 1, 2)), np.ones(())):
-        assert QUICK.alltoall(odd, "alltoall") is False, odd
-        assert QUICK.reduce_scatter(odd, "sum", "reduce_scatter") is False, odd
-    assert QUICK.reduce_scatter(np.ones((size, 40000)), "sum", "reduce_scatter") is False
+        assert QUICK.alltoall(odd, None, "alltoall") is False, odd
+        assert QUICK.reduce_scatter(odd, "sum", None, "reduce_scatter") is False, odd
+    assert QUICK.reduce_scatter(np.ones((size, 40000)), "sum", None, "reduce_scatter") is False
     for count in (300, 3000, 30000):  # of the agreement, and of MPI
         rows = np.arange(size * count, dtype="float64").reshape(size, count) + 1e6 * rank
         sums = sum(rows[rank] + 1e6 * (each - rank) for each in range(size))
@@ -471,15 +471,39 @@ def quick_calls() -> None:
                 check(mpi.allgather(rows) if by_c else mpi.iallgather(rows).wait(), stacked)
                 scatter = mpi.reduce_scatter(rows) if by_c else mpi.ireduce_scatter(rows).wait()
                 check(scatter, sums)
-        assert QUICK.alltoall(rows, "alltoall") is not False
-        assert QUICK.allgather(rows, "allgather") is not False
+        for _ in range(2):  # into memory of the user, also where it is that of the source
+            into = rows[0].copy(), rows.copy(), rows.copy()
+            every = np.zeros((size, size, count))
+            check(mpi.reduce_scatter(rows, out=into[0]), sums)
+            check(QUICK.alltoall(rows, into[1], "alltoall"), swapped)
+            check(QUICK.alltoall(into[2], into[2], "alltoall"), swapped)
+            check(QUICK.allgather(rows, every, "allgather"), stacked)
+            check(into[0], sums)
+            check(into[1], swapped)
+            check(into[2], swapped)
+            check(every, stacked)
+            inside = rows.copy()
+            check(mpi.reduce_scatter(inside, out=inside[-1]), sums)
+            check(mpi.allreduce(rows, out=into[1]), sum(stacked))
+            assert mpi.allreduce(into[1], "max", out=into[1]) is into[1]
+            check(into[1], sum(stacked))
+        for odd in (rows[:, ::2], np.zeros((size, count), "f4"), np.zeros(3), rows.tolist()):
+            assert QUICK.allreduce(rows, "sum", odd) is False
+            assert QUICK.alltoall(rows, odd, "alltoall") is False
+        assert QUICK.alltoall(rows, None, "alltoall") is not False
+        assert QUICK.allgather(rows, None, "allgather") is not False
     assert QUICK.reduce(np.ones(3000), "sum", 1) is False
-    assert QUICK.allreduce(x, "avg") is QUICK.allreduce(x, []) is QUICK.reduce(x, 1, 1) is False
+    assert (
+        QUICK.allreduce(x, "avg", None)
+        is QUICK.allreduce(x, [], None)
+        is QUICK.reduce(x, 1, 1)
+        is False
+    )
     assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False
     for odd in (True, 1.0, size, -1, 2**70, None):
         assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy", None) is False, odd
     under_way = mpi.irecv(left, 5)
-    assert QUICK.allreduce(x, "sum") is not False, "with a receive that waits in vain as well"
+    assert QUICK.allreduce(x, "sum", None) is not False, "with a receive that waits in vain as well"
     mpi.barrier()
     mpi.send(x, right, 5)
     under_way.wait()
@@ -622,7 +646,7 @@ def large_reductions() -> None:
     requests = [mpi.iallreduce(np.full(3000 + i, float(i))) for i in range(6)]
     for i in reversed(range(6)):
         check(requests[i].wait(), np.full(3000 + i, float(i * size)))
-    assert QUICK.allreduce(np.ones(3000), "sum") is not False
+    assert QUICK.allreduce(np.ones(3000), "sum", None) is not False
     for late in range(size):  # a wait that is too long for C goes on in Python
         for way in (mpi.allreduce, mpi.allreduce if rank else lambda x: mpi.iallreduce(x).wait()):
             mpi.barrier()
@@ -1492,8 +1516,8 @@ def calls_by_c_over(comm: Any, members: Sequence[int]) -> None:
                 mpi.send(x, (rank + 1) % size, 3, comm=comm)
                 source = (rank - 1) % size
                 check(mpi.recv(source, 3, comm=comm), np.full((2, 3), float(members[source])))
-    assert quick.allreduce(x, "sum") is not False
-    assert quick.alltoall(rows, "alltoall") is not False
+    assert quick.allreduce(x, "sum", None) is not False
+    assert quick.alltoall(rows, None, "alltoall") is not False
 
 
 def in_graphs() -> None:

@@ -252,4 +252,4 @@ def test_values_of_another_size_than_was_agreed_on_are_refused(library: Any) -> 
         calls.put(said_of("allreduce", "op='sum'", Kind(x.shape, FLOAT32)))
         calls.put(values)
         with pytest.raises(MPIError, match="rank 0"):
-            calls.quick.allreduce(x, "sum")
+            calls.quick.allreduce(x, "sum", None)

@@ -505,6 +505,59 @@ static const char *data_of(const source *from) {
     return (const char *)from->view.dl.data + from->view.dl.byte_offset;
 }
 
+/* Like take_source, for the array of `out=`; declines what must not be written. */
+static int take_out(const quick *self, PyObject *x, source *out) {
+    int taken = take_source(self, x, INT_MAX, out);
+    if (taken <= 0 || (PyTuple_GET_ITEM(out->known, 2) == Py_True &&
+                       !(out->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY)))
+        return taken;
+    drop_source(out);
+    return 0;
+}
+
+/* Where a result goes: into the array of `out=`, which is None without one. */
+typedef struct {
+    PyObject *out;
+    source into;
+} destination;
+
+/* 1: open, and the caller closes it; 0: declined, also where it has another shape or
+ * dtype, which Python refuses; -1. */
+static int open_out(const quick *self, PyObject *out, const DLTensor *like,
+                    int32_t ndim, const int64_t *shape, destination *made) {
+    made->out = out;
+    if (out == Py_None)
+        return 1;
+    int taken = take_out(self, out, &made->into);
+    if (taken <= 0)
+        return taken;
+    const DLTensor *dl = &made->into.view.dl;
+    if (dl->ndim == ndim && memcmp(&dl->dtype, &like->dtype, sizeof dl->dtype) == 0 &&
+        (ndim == 0 || memcmp(dl->shape, shape, (size_t)ndim * sizeof *shape) == 0))
+        return 1;
+    drop_source(&made->into);
+    return 0;
+}
+
+static void close_out(const destination *made) {
+    if (made->out != Py_None)
+        drop_source(&made->into);
+}
+
+/* Whether the result may be written there while the source is read. */
+static bool is_apart(const destination *made, const source *from) {
+    const char *start = data_of(&made->into), *other = data_of(from);
+    return start + made->into.nbytes <= other || other + from->nbytes <= start;
+}
+
+/* The array of `out=`, with these contents. */
+static PyObject *fill_out(const destination *made, const char *contents) {
+    char *data = (char *)data_of(&made->into);
+    if (data != contents)
+        memcpy(data, contents, made->into.nbytes);
+    return Py_NewRef(made->out);
+}
+
 /* Allocate memory for a tensor; -1, without an exception, if there is none. */
 static int make_memory(dlb_view *view, DLDataType dtype, int32_t ndim,
                        const int64_t *shape) {
@@ -584,11 +637,16 @@ static PyObject *find_call(const quick *self, PyObject *key) {
     return key == NULL ? NULL : dlb_cache_get(self->calls, key);
 }
 
-/* A Tensor for the result, and the view of it that is passed on; NULL, without an
- * exception: there is no memory, which Python then tells all ranks. */
+/* A Tensor for the result, and the view of it that is passed on: of the memory of
+ * `out=` if that is given, and may be written meanwhile. NULL, without an exception:
+ * there is no memory, which Python then tells all ranks. */
 static PyObject *make_target(DLDataType dtype, int32_t ndim, const int64_t *shape,
+                             const destination *to, const source *from,
                              dlb_view *view) {
-    if (make_memory(view, dtype, ndim, shape) < 0)
+    if (to != NULL && to->out != Py_None && is_apart(to, from)) {
+        *view = to->into.view;
+        dlb_buffer_retain(view->buffer);
+    } else if (make_memory(view, dtype, ndim, shape) < 0)
         return NULL;
     dlb_buffer_retain(view->buffer);
     PyObject *made = dlb_tensor_new(dlb.tensor_type, view);
@@ -600,7 +658,8 @@ static PyObject *make_target(DLDataType dtype, int32_t ndim, const int64_t *shap
 /* The ballot of a reduction; of values that are too large for it, `view` is the result.
  * NULL: declined, perhaps with an exception. */
 static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
-                                   const source *from, bool is_large, dlb_view *view) {
+                                   const source *from, bool is_large,
+                                   const destination *to, dlb_view *view) {
     const DLTensor *dl = &from->view.dl;
     const dlb_combine *loop = dlb_reduction_loop((PyObject *)how, dl->dtype);
     view->buffer = NULL;
@@ -614,7 +673,7 @@ static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
     if (ballot == NULL)
         return NULL;
     if (is_large) {
-        PyObject *result = make_target(dl->dtype, dl->ndim, dl->shape, view);
+        PyObject *result = make_target(dl->dtype, dl->ndim, dl->shape, to, from, view);
         if (result == NULL)
             Py_CLEAR(ballot);
         else
@@ -638,13 +697,17 @@ static size_t row_bytes(const dlb_peers *over, const source *from) {
 
 /* What a reduction returns; `view`: of large values. */
 static PyObject *make_reduced(const dlb_peers *over, const source *from,
-                              dlb_ballot *ballot, dlb_view *view, share gets) {
+                              const destination *to, dlb_ballot *ballot, dlb_view *view,
+                              share gets) {
     const DLTensor *dl = &from->view.dl;
-    const char *payload =
-        view->buffer == NULL ? dlb_ballot_payload(ballot) : view->dl.data;
+    const char *payload = view->buffer == NULL
+                              ? dlb_ballot_payload(ballot)
+                              : (char *)view->dl.data + view->dl.byte_offset;
     size_t part = row_bytes(over, from);
     if (gets == NOTHING)
         return Py_NewRef(Py_None);
+    if (to->out != Py_None)
+        return fill_out(to, payload + (gets == ROW ? part * (size_t)over->rank : 0));
     if (gets == ROW)
         return make_result(from->converter, dl->dtype, dl->ndim - 1, dl->shape + 1,
                            payload + part * (size_t)over->rank, part);
@@ -656,19 +719,25 @@ static PyObject *make_reduced(const dlb_peers *over, const source *from,
 }
 
 static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *how,
-                           const char *name, bool for_all, share gets,
+                           const char *name, bool for_all, share gets, PyObject *out,
                            PyObject *const *args, Py_ssize_t count) {
     source from;
     size_t most = !for_all ? DLB_BALLOT_MOST : gets == ROW ? DLB_SCATTER_MOST : INT_MAX;
     if (take_source(self, args[0], most, &from) <= 0)
         return decline();
+    const DLTensor *dl = &from.view.dl;
+    int less = gets == ROW;
+    destination to = {.out = Py_None};
     PyObject *result = NULL;
-    dlb_view view;
+    dlb_view view = {.buffer = NULL};
+    if ((less && row_bytes(over, &from) == 0) ||
+        open_out(self, out, dl, dl->ndim - less, dl->shape + less, &to) <= 0) {
+        drop_source(&from);
+        return decline();
+    }
     bool is_large = for_all && dlb_moves_values(over, from.nbytes);
-    dlb_ballot *ballot = NULL;
-    view.buffer = NULL;
-    if (gets != ROW || row_bytes(over, &from) > 0)
-        ballot = begin_reduction(over, how, &from, is_large, &view);
+    dlb_ballot *ballot =
+        begin_reduction(over, how, &from, is_large, less ? NULL : &to, &view);
     if (ballot == NULL) {
         result = decline();
         goto done;
@@ -677,23 +746,24 @@ static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *
     if (agreed == 0)
         result = resume(self, name, ballot, args, count);
     else if (agreed > 0)
-        result = make_reduced(over, &from, ballot, &view, gets);
+        result = make_reduced(over, &from, &to, ballot, &view, gets);
     Py_DECREF(ballot);
 done:
     if (view.buffer != NULL)
         dlb_buffer_drop(view.buffer);
+    close_out(&to);
     drop_source(&from);
     return result;
 }
 
 static PyObject *reduce(const quick *self, dlb_peers *over, const char *name,
-                        PyObject *key, bool for_all, share gets, PyObject *const *args,
-                        Py_ssize_t count) {
+                        PyObject *key, bool for_all, share gets, PyObject *out,
+                        PyObject *const *args, Py_ssize_t count) {
     PyObject *how = find_call(self, key);
-    PyObject *result =
-        how != NULL && Py_TYPE(how) == &dlb_ReductionType
-            ? reduce_by(self, over, (reduction *)how, name, for_all, gets, args, count)
-            : decline();
+    PyObject *result = how != NULL && Py_TYPE(how) == &dlb_ReductionType
+                           ? reduce_by(self, over, (reduction *)how, name, for_all,
+                                       gets, out, args, count)
+                           : decline();
     Py_XDECREF(how);
     return result;
 }
@@ -701,7 +771,7 @@ static PyObject *reduce(const quick *self, dlb_peers *over, const char *name,
 static PyObject *quick_allreduce(const quick *self, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t count) {
     PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
-    return reduce(self, over, "allreduce", key, true, WHOLE, args, count);
+    return reduce(self, over, "allreduce", key, true, WHOLE, args[2], args, count);
 }
 
 static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *const *args,
@@ -714,20 +784,22 @@ static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *cons
     long root = PyLong_AsLong(args[2]); /* it is known, so it exists */
     PyErr_Clear();
     share gets = root == over->rank ? WHOLE : NOTHING;
-    PyObject *result = reduce(self, over, "reduce", key, false, gets, args, count);
+    PyObject *result =
+        reduce(self, over, "reduce", key, false, gets, Py_None, args, count);
     Py_DECREF(key);
     return result;
 }
 
-static PyObject *quick_reduce_scatter(const quick *self, dlb_peers *over,
-                                      PyObject *const *args,
-                                      Py_ssize_t Py_UNUSED(count)) { /* x, op, key */
+static PyObject *
+quick_reduce_scatter(const quick *self, dlb_peers *over, PyObject *const *args,
+                     Py_ssize_t Py_UNUSED(count)) { /* x, op, out, key */
     if (!PyUnicode_CheckExact(args[1]))
         return decline();
-    PyObject *key = PyTuple_Pack(2, args[1], args[2]);
+    PyObject *key = PyTuple_Pack(2, args[1], args[3]);
     if (key == NULL)
         return NULL;
-    PyObject *result = reduce(self, over, "reduce_scatter", key, true, ROW, args, 2);
+    PyObject *result =
+        reduce(self, over, "reduce_scatter", key, true, ROW, args[2], args, 3);
     Py_DECREF(key);
     return result;
 }
@@ -787,8 +859,9 @@ static void pick(const dlb_peers *over, const source *from, const copies *how,
 /* Agree, and copy: what is small with the agreement, one exchange being faster than
  * many, the rest by MPI. `view` is the result, `target` the Tensor of it. */
 static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how,
-                           const uint8_t call[16], const source *from, dlb_view *view,
-                           PyObject *target, PyObject *const *args) {
+                           const uint8_t call[16], const source *from,
+                           const destination *to, dlb_view *view, PyObject *target,
+                           PyObject *const *args) {
     const DLTensor *dl = &from->view.dl;
     bool is_small = from->nbytes * (size_t)over->size <= DLB_BALLOT_MOST;
     uint8_t tensor[16];
@@ -800,7 +873,8 @@ static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how
     int done = settle(ballot, 0);
     PyObject *under_way = (PyObject *)ballot, *result = NULL;
     if (done > 0 && is_small)
-        pick(over, from, how, dlb_ballot_payload(ballot), view->dl.data);
+        pick(over, from, how, dlb_ballot_payload(ballot),
+             (char *)view->dl.data + view->dl.byte_offset);
     else if (done > 0) {
         Py_DECREF(ballot);
         size_t part = from->nbytes / (how->by_rows ? (size_t)over->size : 1);
@@ -813,7 +887,9 @@ static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how
         done = wait_shortly(advance_collective, made, from->nbytes);
     }
     if (done == 0)
-        result = resume(self, how->name, under_way, args, 1);
+        result = resume(self, how->name, under_way, args, 2);
+    else if (done > 0 && to->out != Py_None)
+        result = fill_out(to, (char *)view->dl.data + view->dl.byte_offset);
     else if (done > 0) {
         dlb_buffer_retain(view->buffer);
         result = give(from->converter, view);
@@ -822,12 +898,12 @@ static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how
     return result;
 }
 
-/* args: x, key */
+/* args: x, out, key */
 static PyObject *copy(const quick *self, dlb_peers *over, const copies *how,
                       PyObject *const *args) {
     uint8_t call[16];
     source from;
-    if (!find_digest(self, args[1], call) || atomic_load(&over->turns) > 0 ||
+    if (!find_digest(self, args[2], call) || atomic_load(&over->turns) > 0 ||
         take_source(self, args[0], (size_t)(INT_MAX / over->size), &from) <= 0)
         return decline();
     const DLTensor *dl = &from.view.dl;
@@ -836,16 +912,22 @@ static PyObject *copy(const quick *self, dlb_peers *over, const copies *how,
     shape[0] = over->size;
     if (dl->ndim > 0) /* else it may be NULL */
         memcpy(shape + more, dl->shape, (size_t)dl->ndim * sizeof *shape);
-    PyObject *target = NULL, *result = NULL;
     dlb_view view = {.buffer = NULL};
-    if (!how->by_rows || row_bytes(over, &from) > 0)
-        target = make_target(dl->dtype, dl->ndim + more, shape, &view);
-    result = target == NULL
-                 ? decline()
-                 : copy_into(self, over, how, call, &from, &view, target, args);
+    destination to;
+    if ((how->by_rows && row_bytes(over, &from) == 0) ||
+        open_out(self, args[1], dl, dl->ndim + more, shape, &to) <= 0) {
+        drop_source(&from);
+        return decline();
+    }
+    PyObject *target =
+        make_target(dl->dtype, dl->ndim + more, shape, &to, &from, &view);
+    PyObject *result = target == NULL ? decline()
+                                      : copy_into(self, over, how, call, &from, &to,
+                                                  &view, target, args);
     if (view.buffer != NULL)
         dlb_buffer_drop(view.buffer);
     Py_XDECREF(target);
+    close_out(&to);
     drop_source(&from);
     return result;
 }
@@ -1107,16 +1189,6 @@ static bool read_message(const posted *message, announced *out, uint32_t *number
            out->come == (out->nbytes <= SMALL_MESSAGE ? out->nbytes : 0);
 }
 
-/* Like take_source, for the array of `out=`; declines what must not be written. */
-static int take_out(const quick *self, PyObject *x, source *out) {
-    int taken = take_source(self, x, INT_MAX, out);
-    if (taken <= 0 || (PyTuple_GET_ITEM(out->known, 2) == Py_True &&
-                       !(out->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY)))
-        return taken;
-    drop_source(out);
-    return 0;
-}
-
 /* Whether what is announced has the shape and dtype of a tensor. */
 static bool fits(const announced *said, const DLTensor *dl) {
     return said->ndim == dl->ndim &&
@@ -1218,11 +1290,11 @@ done:
         Py_DECREF(over);                                                               \
         return result;                                                                 \
     }
-OPEN(allreduce, 2)
+OPEN(allreduce, 3)
 OPEN(reduce, 3)
-OPEN(reduce_scatter, 3)
-OPEN(allgather, 2)
-OPEN(alltoall, 2)
+OPEN(reduce_scatter, 4)
+OPEN(allgather, 3)
+OPEN(alltoall, 3)
 OPEN(bcast, 3)
 OPEN(barrier, 1)
 OPEN(send, 3)
@@ -1235,11 +1307,11 @@ OPEN(recv, 4)
      #name "($self, " parameters ", /)\n--\n\nThe result, or False: Python makes it."}
 
 static PyMethodDef quick_methods[] = {
-    CALL(allreduce, "x, op"),
+    CALL(allreduce, "x, op, out"),
     CALL(reduce, "x, op, root"),
-    CALL(reduce_scatter, "x, op, key"),
-    CALL(allgather, "x, key"),
-    CALL(alltoall, "x, key"),
+    CALL(reduce_scatter, "x, op, out, key"),
+    CALL(allgather, "x, out, key"),
+    CALL(alltoall, "x, out, key"),
     CALL(bcast, "x, root, to"),
     CALL(barrier, "key"),
     CALL(send, "x, dest, tag"),
