@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,10 @@ def _find_clashes(installed: Sequence[str]) -> Iterator[Finding]:
             if registry.row_of_root(first) is not None and first in installed:
                 what = f"importing {name} after {first} crashes the process"
                 yield Finding("warning", what, f"import {name} before {first}")
+        for last in adapter.adapter(name).not_before:
+            if find_spec(last) is not None:
+                what = f"importing {last} after {name} crashes the process"
+                yield Finding("warning", what, f"import {last} before {name}")
 
 
 def _look_at_cache() -> tuple[str, list[Finding]]:

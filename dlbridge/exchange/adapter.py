@@ -164,6 +164,7 @@ class Framework:
         immutable: whether its values must never change (JAX, TensorFlow).
         writable: whether kernels may write its arrays in place.
         not_after: modules after which importing it crashes the process.
+        not_before: modules that crash the process when they are imported after it.
         has_streams: whether kernels run on its current stream, which `stream` returns.
         allocates: whether `dlbridge.set_allocator` knows its allocator of device memory.
         wide_types: how 64-bit types are switched on, for texts; "" where there is no switch.
@@ -184,6 +185,7 @@ class Framework:
     quirks: tuple[Quirk, ...] = ()
     expressions: Expressions | None = None
     not_after: tuple[str, ...] = ()
+    not_before: tuple[str, ...] = ()
     immutable: bool = False
     writable: bool = True
     has_streams: bool = False

@@ -165,10 +165,24 @@ def test_a_fast_path_that_closes_although_it_was_proved_is_broken() -> None:
     assert judge("torch", {"expected": "direct", "path": "direct"}, {})[1] == []
 
 
-def test_frameworks_that_clash_are_named_with_the_order_that_works() -> None:
+def test_frameworks_that_clash_are_named_with_the_order_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(diagnosis, "find_spec", lambda _: None)
     found = [*diagnosis._find_clashes(["tensorflow", "paddle"])]
     assert [each.advice for each in found] == ["import paddle before tensorflow"]
     assert [*diagnosis._find_clashes(["paddle"])] == []
+
+
+def test_a_package_that_clashes_is_named_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "triton.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = diagnosis._find_clashes(["tensorflow", "torch"])
+    assert (found.level, found.advice) == ("warning", "import triton before tensorflow")
+    assert "importing triton after tensorflow crashes" in found.what
+    assert [*diagnosis._find_clashes(["torch"])] == []
 
 
 def test_a_chosen_cache_that_cannot_be_used_is_broken(

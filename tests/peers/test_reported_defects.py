@@ -137,6 +137,7 @@ REPORTED: dict[int, dict[str, str]] = {
     44: {"jax": ""},
     46: {"torch": ""},
     47: {"onnxruntime": ""},
+    48: {"tensorflow": ""},
 }
 
 # Lines of which nothing is reported.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -270,3 +272,13 @@ def test_a_variable_of_keras_is_the_memory_of_its_tensor(run_python: Callable[..
         print("done")
     """
     assert run_python(code).check().splitlines()[-1] == "done"
+
+
+@pytest.mark.fact(48)
+@pytest.mark.subprocess
+@pytest.mark.unsanitized("the crashes of others are told by a sanitizer instead")
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_triton_has_to_be_imported_first(run_python: Callable[..., Any]) -> None:
+    """Both have an LLVM of their own, whose options are the process's."""
+    assert run_python("import tensorflow, triton").returncode == -signal.SIGABRT
+    run_python("import triton, tensorflow").check()

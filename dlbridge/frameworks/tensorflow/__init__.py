@@ -56,6 +56,7 @@ class TensorFlow(Framework):
     zero_copy = "both ways"
     notes = "row-major, 64-byte aligned memory, else copied by dlbridge"
     immutable = True
+    not_before = ("triton",)  # which torch.compile imports
     to_host = 'with tf.device("CPU"): x = tf.identity(x)'
     quirks = (
         Quirk(
@@ -131,6 +132,13 @@ class TensorFlow(Framework):
             "calls the deleter twice on devices it refuses",
             "refused before",
             "Copy to a device that TensorFlow has first",
+        ),
+        Quirk(
+            48,
+            "2.21",
+            "aborts when triton is imported after it",
+            "doctor warns",
+            "Import triton before tensorflow, also where torch.compile imports it",
         ),
     )
     expressions = Expressions(

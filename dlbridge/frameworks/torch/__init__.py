@@ -96,7 +96,7 @@ class Torch(Framework):
         ),
         Quirk(
             42,
-            "all",
+            "2.6, 2.11, 2.13, 2.15",
             "asarray reads any buffer as a vector, before 2.15 of float32",
             "documented: to_torch, as_tensor",
             "Call torch.from_dlpack, or dlbridge.to_torch, on Tensors",
