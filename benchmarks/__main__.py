@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks import cuda, distributed, exchange, graph, kernels, matrix, ordinary, stream
+from benchmarks import (
+    cuda,
+    distributed,
+    exchange,
+    graph,
+    kernels,
+    matrix,
+    ordinary,
+    stream,
+    versions,
+)
 from dlbridge.files import write_file
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "cuda": cuda.run,
     "distributed": distributed.run,
     "exchange": exchange.run,
@@ -18,27 +30,35 @@ BENCHMARKS = {
     "matrix": matrix.run,
     "ordinary": ordinary.run,
     "stream": stream.run,
+    "versions": versions.run,
 }
+PAGES = {"matrix": matrix.write_pages, "versions": versions.write_pages}
 
 
 def main() -> None:
     """Parse the arguments, run, print; write JSON where asked."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("benchmark", choices=BENCHMARKS)
+    parser.add_argument("python", nargs="*", type=Path, help="versions: in which environments")
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="matrix: draw the heat map")
-    parser.add_argument("--pages", action="store_true", help="matrix: renew the tables in docs/")
+    parser.add_argument("--pages", action="store_true", help="renew the tables in docs/")
     arguments = parser.parse_args()
     for path in filter(None, (arguments.json, arguments.svg)):
         path.parent.mkdir(parents=True, exist_ok=True)
-    figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick)
+    of_pythons = {"pythons": arguments.python} if arguments.benchmark == "versions" else {}
+    if arguments.python and not of_pythons:
+        parser.error("PYTHON: only for versions")
+    figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick, **of_pythons)
     if arguments.json:
         write_file(arguments.json, [f"{json.dumps(figures, indent=1)}\n".encode()])
-    if (arguments.svg or arguments.pages) and "cells" not in figures:
-        parser.error("--svg, --pages: only for the matrix")
+    if arguments.svg and "cells" not in figures:
+        parser.error("--svg: only for the matrix")
+    if arguments.pages and arguments.benchmark not in PAGES:
+        parser.error("--pages: only for the matrix and for versions")
     if arguments.pages:
-        matrix.write_pages(figures, Path(__file__).parent.parent)
+        PAGES[arguments.benchmark](figures, Path(__file__).parent.parent)
     if arguments.svg:
         write_file(arguments.svg, [matrix.draw(figures["cells"]).encode()])
 

@@ -182,17 +182,17 @@ typedef enum {
 /* How tensors are given to a framework; immutable. */
 typedef struct route {
     give_kind kind;
-    dlb_limits limits;
-    dlb_limits wider; /* while the attribute `setting` of `settings` is true */
-    PyObject *settings, *setting; /* NULL: there are no wider limits */
-    dlb_limits constructed;       /* what `construct` makes a copy of */
-    PyObject *construct;          /* takes a NumPy array; or NULL */
-    PyObject *needed_by;    /* alignment and layout hold once this module is imported */
     PyTypeObject *own_type; /* its objects are returned as they are */
-    PyObject *consumer;
+    dlb_limits limits;
+    PyObject *needed_by; /* alignment and layout hold once this module is imported */
     const DLPackExchangeAPI *table;
-    PyObject *extra;   /* tuple: further arguments of the consumer */
-    PyObject *streams; /* see `give_in_order`; or NULL */
+    PyObject *consumer;
+    PyObject *extra;              /* tuple: further arguments of the consumer */
+    PyObject *streams;            /* see `give_in_order`; or NULL */
+    PyObject *settings, *setting; /* NULL: there are no wider limits */
+    dlb_limits wider;       /* while the attribute `setting` of `settings` is true */
+    PyObject *construct;    /* takes a NumPy array; or NULL */
+    dlb_limits constructed; /* what it makes a copy of */
     struct route *before;
 } route;
 
@@ -543,8 +543,9 @@ static bool allows_copy(const policy *with) {
 }
 
 /* Takes the view. What the consumer imports of no capsule its own constructor copies
- * from an array; NULL: Python decides. */
-static PyObject *construct(dlb_view *view, const route *along, const policy *with) {
+ * from an array; NULL: Python decides. Not inlined, as `take_values`. */
+__attribute__((noinline)) static PyObject *construct(dlb_view *view, const route *along,
+                                                     const policy *with) {
     if (along->construct == NULL || with->shares || with->on_cpu || with->names_own ||
         dlb_limits_refusal(&along->constructed, &view->dl, view->flags) != NULL) {
         dlb_buffer_drop(view->buffer);

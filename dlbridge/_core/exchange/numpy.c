@@ -126,8 +126,9 @@ static int find_registered_type(PyArray_Descr *descr, DLDataType *dtype) {
     return status;
 }
 
-/* Those narrower than a byte have one each. */
-static int view_registered(PyObject *x, dlb_view *view) {
+/* Those narrower than a byte have one each. Not inlined, for the sake of NumPy's own.
+ */
+__attribute__((noinline)) static int view_registered(PyObject *x, dlb_view *view) {
     PyArrayObject *array = (PyArrayObject *)x;
     if (!PyArray_CheckExact(x) || PyArray_ISBYTESWAPPED(array))
         return DLB_DECLINED;

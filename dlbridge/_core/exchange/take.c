@@ -787,11 +787,17 @@ static int take_detached(PyObject *x, const DLPackExchangeAPI *table, dlb_view *
 }
 
 /* What has no memory that DLPack can describe, by its values: `values(x)` is a NumPy
- * array of them that nobody writes to, or None where Python decides. */
-static int take_values(PyObject *x, PyObject *values, dlb_view *view) {
+ * array of them that nobody writes to, or None where Python decides. Not inlined: the
+ * registers that it needs would be saved in every call. */
+__attribute__((noinline)) static int take_values(PyObject *x, dlb_view *view) {
+    const entry_t *entry = find(Py_TYPE(x));
+    if (entry == NULL || entry->values == NULL)
+        return DLB_DECLINED;
+    PyObject *values = Py_NewRef(entry->values);
     PyObject *array = PyObject_CallOneArg(values, x);
     int status = array == NULL ? -1 : dlb_take_numpy(array, view);
     Py_XDECREF(array);
+    Py_DECREF(values);
     return or_declined(status);
 }
 
@@ -806,14 +812,10 @@ int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
                    : take_by_protocol(x, entry->payload == Py_True, call, view);
     const DLPackExchangeAPI *table =
         detaches && entry != NULL && entry->kind == TORCH ? entry->table : NULL;
-    PyObject *values = entry != NULL && may_copy ? Py_XNewRef(entry->values) : NULL;
     int status = or_declined(entry ? take_by_kind(x, entry, view) : -1);
     if (status == DLB_DECLINED && table != NULL)
         status = take_detached(x, table, view);
-    if (status == DLB_DECLINED && values != NULL)
-        status = take_values(x, values, view);
-    Py_XDECREF(values);
-    return status;
+    return status == DLB_DECLINED && may_copy ? take_values(x, view) : status;
 }
 
 /* ---- by name, from Python ---- */
