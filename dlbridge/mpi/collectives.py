@@ -136,7 +136,9 @@ def exchange(over: Channel, operation: Operation, post: Post, source: Any, targe
 
 State = native.Ballot | None
 """What C has begun of a call, which Python goes on with."""
-SCATTER_MOST = 256 * 1024  # bytes that a reduce_scatter reduces whole, as DLB_SCATTER_MOST
+# As in _core/mpi/mpi.h: bytes that a reduce_scatter reduces whole, and of an allgather, alltoall or
+# bcast that travel with the agreement.
+SCATTER_MOST, COPIED_MOST = 1024 * 1024, 4 * 1024
 
 
 @begins("allreduce")
@@ -340,7 +342,14 @@ def _check_rows(name: str, kind: Kind, size: int) -> None:
 
 
 @begins("bcast")
-def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = None) -> Request:
+def ibcast(
+    over: Channel,
+    x: Any,
+    root: int,
+    to: str,
+    out: Any,
+    state: State | native.Collective = None,
+) -> Request:
     """Begin a bcast, or go on with one."""
     is_root = root == over.rank
 
@@ -353,6 +362,8 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
         adapter.adapter(to)
     except DLBridgeError as error:
         call = call._replace(error=error)
+    if isinstance(state, native.Collective):
+        return _go_on_copying(over, call, state, x)
     if is_root:
         call = require_tensor(call)
     if call.error is None:
@@ -371,7 +382,7 @@ def ibcast(over: Channel, x: Any, root: int, to: str, out: Any, state: State = N
             _check_announced(call, kind, small.size, made.nbytes)
             np.asarray(raw_bytes(made))[: small.size] = small
         operation.nbytes = made.nbytes
-        if made.nbytes > MOST:
+        if made.nbytes > COPIED_MOST:
 
             def post(memory: Any, _: Any) -> Any:
                 return over.collective.Ibcast([memory, made.nbytes, over.mpi.BYTE], root)
@@ -393,13 +404,13 @@ def _announce(
         return call.ballot(over, kind=known, state=state, takes=True)
     tensor = call.source.tensor
     payload = call.source.kind.pack()
-    if tensor.nbytes <= MOST:
+    if tensor.nbytes <= COPIED_MOST:
         payload += bytes(np.asarray(raw_bytes(tensor)))
     return call.ballot(over, payload, state=state, takes=True)
 
 
 def _check_announced(call: Call, kind: Kind, came: int, nbytes: int) -> None:
-    if came != (nbytes if nbytes <= MOST else 0):
+    if came != (nbytes if nbytes <= COPIED_MOST else 0):
         raise MPIError(
             f"{call.name}: {kind} of {nbytes} bytes comes with {came}; run the same dlbridge on "
             "all ranks"
@@ -480,7 +491,7 @@ def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
 
     out = out if is_root else None
     call = require_tensor(prepare("gather", x, out, result, f"root={root}"))
-    if call.source is not None and call.source.tensor.nbytes * over.size <= MOST:
+    if call.source is not None and call.source.tensor.nbytes * over.size <= COPIED_MOST:
         return start(call, over, partial(_gather, call, over, None, _all if is_root else None))
     call, target = with_target(call) if is_root else (call, None)
 
@@ -517,7 +528,7 @@ def iallgather(over: Channel, x: Any, out: Any, state: State | native.Collective
         return start(call, over, lambda operation: agree(over, operation, ballot))
     learn_call(ALLGATHER, partial(digest, "allgather", ""))
     part = call.source.tensor.nbytes
-    if part * over.size > MOST:
+    if part * over.size > COPIED_MOST:
         return _copy(over, call, "Iallgather", state, whole=True)
     return start(call, over, partial(_gather, call, over, state, _all))
 
@@ -575,7 +586,7 @@ def ialltoall(over: Channel, x: Any, out: Any, state: State | native.Collective 
         return _go_on_copying(over, call, state)
     if call.error is None and call.source is not None:
         learn_call(ALLTOALL, partial(digest, "alltoall", ""))
-        if 0 < call.source.tensor.nbytes * over.size <= MOST:
+        if 0 < call.source.tensor.nbytes * over.size <= COPIED_MOST:
             return start(call, over, partial(_gather, call, over, state, own_rows))
     return _copy(over, call, "Ialltoall", state, whole=False)
 
@@ -601,15 +612,17 @@ def _copy(over: Channel, call: Call, function: str, state: State = None, *, whol
     return start(call, over, steps)
 
 
-def _go_on_copying(over: Channel, call: Call, posted: native.Collective) -> Request:
-    """Go on with a collective that C has posted."""
+def _go_on_copying(
+    over: Channel, call: Call, posted: native.Collective, source: Any = None
+) -> Request:
+    """Go on with a collective that C has posted; the root of a bcast returns its source."""
 
     def steps(operation: Operation) -> Steps:
         operation.kept.append(posted)
         over.pass_turn(operation)
         while not posted.advance():
             yield None
-        return call.finish(posted.result)
+        return source if posted.result is None else call.finish(posted.result)
 
     return start(call, over, steps)
 

@@ -21,7 +21,8 @@ import numpy as np
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.mpi import collectives, messages, reductions
-from dlbridge.mpi.agreement import MOST, digest
+from dlbridge.mpi.agreement import digest
+from dlbridge.mpi.collectives import COPIED_MOST
 from dlbridge.mpi.engine import Operation
 from dlbridge.mpi.quick import ALLGATHER, ALLTOALL, BARRIER, QUICK, REDUCE_SCATTER, learn_type
 from dlbridge.mpi.values import Kind
@@ -232,7 +233,7 @@ class Fuzzer:
             is_large = name != "reduce" and calls.quick.peers.moves_values(x.nbytes)
             payload = b"" if is_large else x.tobytes()
         elif name in ("allgather", "alltoall"):
-            payload = bytes(min(calls.size * x.nbytes, MOST))
+            payload = bytes(calls.size * x.nbytes if calls.size * x.nbytes <= COPIED_MOST else 0)
         elif name == "bcast":
             arguments, payload = f"root={root}", kind.pack() + x.tobytes()
         for _ in range(source.randrange(1, 5)):

@@ -453,7 +453,7 @@ def quick_calls() -> None:
     for odd in (np.ones((size + 1, 2)), np.ones(())):
         assert QUICK.alltoall(odd, None, "alltoall") is False, odd
         assert QUICK.reduce_scatter(odd, "sum", None, "reduce_scatter") is False, odd
-    assert QUICK.reduce_scatter(np.ones((size, 40000)), "sum", None, "reduce_scatter") is False
+    assert QUICK.reduce_scatter(np.ones((size, 2**17)), "sum", None, "reduce_scatter") is False
     for count in (300, 3000, 30000):  # of the agreement, and of MPI
         rows = np.arange(size * count, dtype="float64").reshape(size, count) + 1e6 * rank
         sums = sum(rows[rank] + 1e6 * (each - rank) for each in range(size))

@@ -10,13 +10,12 @@ struct dlb_collective {
     const char *name; /* of MPI's function */
     dlb_mpi_handle request;
     bool is_under_way, is_busy;
-    dlb_buffer *buffer; /* that it reads */
-    PyObject *result;   /* a Tensor that it writes */
+    dlb_buffer *buffer; /* that it reads, or writes */
+    PyObject *result;   /* a Tensor that it writes, or None */
 };
 
-dlb_collective *dlb_collective_post(dlb_peers *over, const char *name,
-                                    dlb_mpi_copies function, dlb_buffer *buffer,
-                                    const char *from, PyObject *result, size_t part) {
+static dlb_collective *new_collective(dlb_peers *over, const char *name,
+                                      dlb_buffer *buffer, PyObject *result) {
     dlb_collective *self =
         (dlb_collective *)dlb_CollectiveType.tp_alloc(&dlb_CollectiveType, 0);
     if (self == NULL)
@@ -25,17 +24,41 @@ dlb_collective *dlb_collective_post(dlb_peers *over, const char *name,
     self->name = name;
     self->buffer = dlb_buffer_retain(buffer);
     self->result = Py_NewRef(result);
-    const DLTensor *into = &((dlb_tensor *)result)->dl;
-    int code =
-        function(from, (int)part, over->byte, (char *)into->data + into->byte_offset,
-                 (int)part, over->byte, over->collective, &self->request);
-    if (code != 0) {
-        dlb_mpi_failed(name, code, -1);
-        Py_DECREF(self);
-        return NULL;
-    }
-    self->is_under_way = true;
     return self;
+}
+
+/* What was posted with this code of MPI. */
+static dlb_collective *posted(dlb_collective *self, int code) {
+    self->is_under_way = code == 0;
+    if (code == 0)
+        return self;
+    dlb_mpi_failed(self->name, code, -1);
+    Py_DECREF(self);
+    return NULL;
+}
+
+static char *data_of(PyObject *tensor) {
+    const DLTensor *dl = &((dlb_tensor *)tensor)->dl;
+    return (char *)dl->data + dl->byte_offset;
+}
+
+dlb_collective *dlb_collective_copy(dlb_peers *over, const char *name,
+                                    dlb_mpi_copies function, dlb_buffer *buffer,
+                                    const char *from, PyObject *result, size_t part) {
+    dlb_collective *self = new_collective(over, name, buffer, result);
+    return self == NULL ? NULL
+                        : posted(self, function(from, (int)part, over->byte,
+                                                data_of(result), (int)part, over->byte,
+                                                over->collective, &self->request));
+}
+
+dlb_collective *dlb_collective_bcast(dlb_peers *over, dlb_buffer *buffer, char *data,
+                                     PyObject *result, size_t nbytes, int root) {
+    dlb_collective *self = new_collective(over, "MPI_Ibcast", buffer, result);
+    return self == NULL
+               ? NULL
+               : posted(self, over->mpi.ibcast(data, (int)nbytes, over->byte, root,
+                                               over->collective, &self->request));
 }
 
 int dlb_collective_advance(dlb_collective *self) {
@@ -89,7 +112,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyGetSetDef fields[] = {
-    {"result", get_result, NULL, "The Tensor that it writes.", NULL},
+    {"result", get_result, NULL, "The Tensor that it writes, or None.", NULL},
     {0},
 };
 

@@ -6,9 +6,9 @@
 #include <dlfcn.h>
 #include <stdatomic.h>
 
-static const char *const NAMES[] = {"MPI_Isend",     "MPI_Irecv",     "MPI_Improbe",
-                                    "MPI_Mrecv",     "MPI_Test",      "MPI_Get_count",
-                                    "MPI_Finalized", "MPI_Ialltoall", "MPI_Iallgather"};
+static const char *const NAMES[] = {
+    "MPI_Isend",     "MPI_Irecv",     "MPI_Improbe",   "MPI_Mrecv",      "MPI_Test",
+    "MPI_Get_count", "MPI_Finalized", "MPI_Ialltoall", "MPI_Iallgather", "MPI_Ibcast"};
 
 _Static_assert(sizeof(dlb_mpi) == sizeof NAMES, "a name for each function");
 

@@ -29,6 +29,7 @@ typedef struct {
     int (*get_count)(const void *, dlb_mpi_handle, int *);
     int (*finalized)(int *);
     dlb_mpi_copies ialltoall, iallgather;
+    int (*ibcast)(void *, int, dlb_mpi_handle, int, dlb_mpi_handle, dlb_mpi_handle *);
 } dlb_mpi;
 
 /* Room for MPI_Status, of which only `get_count` knows the fields. */
@@ -74,7 +75,10 @@ enum {
     DLB_BALLOT_MOST = 16 * 1024, /* bytes of a payload that travels with it */
     /* Bytes that a reduce_scatter reduces whole on each rank: beyond, the rows that
      * others get cost too much. */
-    DLB_SCATTER_MOST = 256 * 1024,
+    DLB_SCATTER_MOST = 1024 * 1024,
+    /* Bytes of an allgather or alltoall, of all ranks together, or of a bcast, that
+     * travel with the ballot: MPI is faster with more. */
+    DLB_COPIED_MOST = 4 * 1024,
 };
 
 typedef void (*dlb_inner_loop)(char **, const Py_ssize_t *, const Py_ssize_t *, void *);
@@ -130,9 +134,13 @@ extern PyTypeObject dlb_CollectiveType;
 
 /* Post one that copies `part` bytes from or to each rank, from memory of the buffer
  * into `result`, a Tensor; NULL with an exception. */
-dlb_collective *dlb_collective_post(dlb_peers *over, const char *name,
+dlb_collective *dlb_collective_copy(dlb_peers *over, const char *name,
                                     dlb_mpi_copies function, dlb_buffer *buffer,
                                     const char *from, PyObject *result, size_t part);
+/* Post a bcast of memory of the buffer, which is that of `result` but on the root,
+ * where it is None. */
+dlb_collective *dlb_collective_bcast(dlb_peers *over, dlb_buffer *buffer, char *data,
+                                     PyObject *result, size_t nbytes, int root);
 /* 1: it is complete; 0: not yet; -1. */
 int dlb_collective_advance(dlb_collective *collective);
 

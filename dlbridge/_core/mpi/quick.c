@@ -320,10 +320,11 @@ typedef struct {
 
 static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"like", NULL};
-    PyObject *like = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O!:Quick", names, &dlb_QuickType,
-                                     &like))
+    PyObject *like = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:Quick", names, &like))
         return NULL;
+    if (like != Py_None && Py_TYPE(like) != &dlb_QuickType)
+        return PyErr_Format(PyExc_TypeError, "Quick: like must be a Quick, or None");
     quick *self = (quick *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -331,7 +332,7 @@ static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->go_on = Py_NewRef(Py_None);
     self->peers = Py_NewRef(Py_None);
     self->active = PyDict_New();
-    quick *shared = (quick *)like;
+    quick *shared = like == Py_None ? NULL : (quick *)like;
     self->types = shared == NULL ? PyDict_New() : Py_NewRef(shared->types);
     self->calls = shared == NULL ? PyDict_New() : Py_NewRef(shared->calls);
     if (self->active == NULL || self->types == NULL || self->calls == NULL) {
@@ -863,7 +864,7 @@ static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how
                            const destination *to, dlb_view *view, PyObject *target,
                            PyObject *const *args) {
     const DLTensor *dl = &from->view.dl;
-    bool is_small = from->nbytes * (size_t)over->size <= DLB_BALLOT_MOST;
+    bool is_small = from->nbytes * (size_t)over->size <= DLB_COPIED_MOST;
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     dlb_ballot *ballot = is_small ? gather(over, call, from)
@@ -879,7 +880,7 @@ static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how
         Py_DECREF(ballot);
         size_t part = from->nbytes / (how->by_rows ? (size_t)over->size : 1);
         dlb_collective *made =
-            dlb_collective_post(over, how->of_mpi, how->function, from->view.buffer,
+            dlb_collective_copy(over, how->of_mpi, how->function, from->view.buffer,
                                 data_of(from), target, part);
         if (made == NULL)
             return NULL;
@@ -1037,27 +1038,73 @@ static PyObject *find_converter(PyObject *name) {
 
 static const dlb_combine ROOT = {.takes = true}; /* its payload is taken */
 
-/* The ballot of the root, with the tensor; NULL, perhaps with an exception. */
+/* The ballot of the root, with a tensor that is small; NULL, perhaps with an
+ * exception. */
 static dlb_ballot *announce(dlb_peers *over, const uint8_t *call, const source *from) {
     const DLTensor *dl = &from->view.dl;
+    size_t small = from->nbytes <= DLB_COPIED_MOST ? from->nbytes : 0;
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     dlb_ballot *ballot =
-        dlb_ballot_new(over, call, tensor, kind_size(dl) + from->nbytes, &ROOT);
+        dlb_ballot_new(over, call, tensor, kind_size(dl) + small, &ROOT);
     if (ballot != NULL)
-        memcpy(write_kind(dlb_ballot_payload(ballot), dl), data_of(from), from->nbytes);
+        memcpy(write_kind(dlb_ballot_payload(ballot), dl), data_of(from), small);
     return ballot;
+}
+
+/* Have MPI send what is large, as all have agreed: `view` is the memory, `target` the
+ * Tensor of it, but on the root. 0: Python goes on, with what is under way; -1. */
+static int bcast_by_mpi(dlb_peers *over, const dlb_view *view, PyObject *target,
+                        size_t nbytes, int root, PyObject **under_way) {
+    dlb_collective *made = dlb_collective_bcast(
+        over, view->buffer, (char *)view->dl.data + view->dl.byte_offset, target,
+        nbytes, root);
+    if (made == NULL)
+        return -1;
+    Py_SETREF(*under_way, (PyObject *)made);
+    return wait_shortly(advance_collective, made, nbytes);
+}
+
+/* What another rank than the root gets, as the ballot says; 0: Python goes on. */
+static int take_bcast(dlb_peers *over, PyObject *converter, int root,
+                      PyObject **under_way, PyObject **result) {
+    dlb_ballot *ballot = (dlb_ballot *)*under_way;
+    announced said;
+    if (!read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), &said) ||
+        !dlb_ballot_is_of(ballot, said.dtype, said.ndim, said.shape))
+        return 0;
+    if (said.come == said.nbytes) {
+        *result = make_result(converter, said.dtype, said.ndim, said.shape,
+                              said.contents, said.nbytes);
+        return *result == NULL ? -1 : 1;
+    }
+    dlb_view view = {.buffer = NULL};
+    PyObject *target = NULL;
+    if (said.come == 0 && said.nbytes > DLB_COPIED_MOST && said.nbytes <= INT_MAX)
+        target = make_target(said.dtype, said.ndim, said.shape, NULL, NULL, &view);
+    int done = 0;
+    if (target != NULL)
+        done = bcast_by_mpi(over, &view, target, said.nbytes, root, under_way);
+    if (done > 0) {
+        dlb_buffer_retain(view.buffer);
+        *result = give(converter, &view);
+    }
+    if (view.buffer != NULL)
+        dlb_buffer_drop(view.buffer);
+    Py_XDECREF(target);
+    return done > 0 && *result == NULL ? -1 : done;
 }
 
 static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const *args,
                              Py_ssize_t count) { /* x, root, to */
     uint8_t call[16];
-    if (!PyLong_CheckExact(args[1]) || !find_digest(self, args[1], call))
+    if (!PyLong_CheckExact(args[1]) || !find_digest(self, args[1], call) ||
+        atomic_load(&over->turns) > 0)
         return decline();
-    bool is_root = PyLong_AsLong(args[1]) == over->rank,
-         has_source = args[0] != Py_None;
+    int root = (int)PyLong_AsLong(args[1]); /* it is known, so it exists */
+    bool is_root = root == over->rank, has_source = args[0] != Py_None;
     source from;
-    if (has_source ? take_source(self, args[0], DLB_BALLOT_MOST, &from) <= 0 : is_root)
+    if (has_source ? take_source(self, args[0], INT_MAX, &from) <= 0 : is_root)
         return decline();
     PyObject *converter =
         has_source ? Py_NewRef(from.converter) : find_converter(args[2]);
@@ -1076,19 +1123,17 @@ static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const
         result = decline();
         goto done;
     }
-    announced said;
-    int agreed = settle(ballot, 0);
-    if (agreed > 0 && is_root)
+    PyObject *under_way = (PyObject *)ballot;
+    int done = settle(ballot, 0);
+    if (done > 0 && !is_root)
+        done = take_bcast(over, converter, root, &under_way, &result);
+    else if (done > 0 && from.nbytes > DLB_COPIED_MOST)
+        done = bcast_by_mpi(over, &from.view, Py_None, from.nbytes, root, &under_way);
+    if (done > 0 && is_root)
         result = Py_NewRef(args[0]);
-    else if (agreed > 0 &&
-             read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), &said) &&
-             said.come == said.nbytes &&
-             dlb_ballot_is_of(ballot, said.dtype, said.ndim, said.shape))
-        result = make_result(converter, said.dtype, said.ndim, said.shape,
-                             said.contents, said.nbytes);
-    else if (agreed >= 0)
-        result = resume(self, "bcast", ballot, args, count);
-    Py_DECREF(ballot);
+    else if (done == 0)
+        result = resume(self, "bcast", under_way, args, count);
+    Py_DECREF(under_way);
 done:
     Py_XDECREF(converter);
     if (has_source)
