@@ -20,6 +20,7 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.signals import is_from_handler
+from dlbridge.text import did_you_mean
 
 Fields = tuple[int, int]
 
@@ -235,6 +236,7 @@ def read_name(name: str) -> Fields:
     if kind is None or len(parts) > 2 or not is_number:
         raise ArgumentError(
             f"Device: unknown name {name!r}; known are {', '.join(_TYPES)}, each with :N for id N"
+            f"{did_you_mean(parts[0] if parts else name, _TYPES)}"
         )
     return kind, int(number)
 

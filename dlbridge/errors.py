@@ -100,7 +100,10 @@ class ExchangeError(DLBridgeError, BufferError):
 
 
 # How the text of a refusal begins that was made before the call of the user was known.
-_INNER_CALL = re.compile(r"(?:from_dlpack|__dlpack__|to_[a-z]+|take_object|as_dtype): ")
+_INNER_CALL = re.compile(
+    r"(?:from_dlpack|__dlpack__|to_[a-z]+|take_object|as_dtype|as_tensor|empty|zeros|ones|full"
+    r"|wrap): "
+)
 # Of the calls, those with the policies of an exchange.
 _WITH_POLICIES = re.compile(r"(?:to_(?!dlpack)|explain|convert_tree|receipts)")
 
@@ -108,7 +111,7 @@ _WITH_POLICIES = re.compile(r"(?:to_(?!dlpack)|explain|convert_tree|receipts)")
 def name_call(error: DLBridgeError, call: str) -> None:
     """Begin the text of a refusal with the call that the user made, and advise what that takes."""
     text = str(error)
-    if not text.startswith(f"{call}: "):
+    if not text.startswith((f"{call}: ", f"{call}(")):
         inner = _INNER_CALL.match(text)
         text = f"{call}: {text[inner.end() :] if inner else text}"
     if not _WITH_POLICIES.match(call):

@@ -21,7 +21,7 @@ Edges = set[tuple[str, str]]
 TOGETHER = {
     "graph.ops.kernels": "graph.ops",
     **dict.fromkeys(("signals", "registry", "device", "shape"), "dtype"),
-    **dict.fromkeys(("text", "files", "checkout"), "errors"),
+    **dict.fromkeys(("text", "files", "checkout", "calls"), "errors"),
     **dict.fromkeys(("demo", "terminal", "__main__"), "cli"),
     "testing": "check",
 }

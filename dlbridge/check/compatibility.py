@@ -27,6 +27,7 @@ import numpy as np
 
 import dlbridge._core as core
 from dlbridge import registry
+from dlbridge.calls import public, words
 from dlbridge.check import exchanges
 from dlbridge.check.diagnosis import find_version
 from dlbridge.check.exchanges import WAYS, Case, Exchange
@@ -177,6 +178,7 @@ def text_of_counts(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[each]} {each}" for each in exchanges.OUTCOMES if counts[each])
 
 
+@public
 def matrix(
     frameworks: Iterable[str] | None = None,
     *,
@@ -213,7 +215,7 @@ def matrix(
         >>> found.count("torch", "numpy", "dlbridge")["wrong"]  # doctest: +SKIP
         0
     """
-    names = _choose(frameworks)
+    names = _choose(None if frameworks is None else words("matrix", "frameworks", frameworks))
     workers = _count_workers() if workers is None else workers
     if workers < 1 or not timeout > 0:
         raise ArgumentError(

@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from dlbridge.calls import public, words
 from dlbridge.check.processes import describe_end, environment
 from dlbridge.check.rules import BrokenError, NotApplicableError, Rule, Side, rules
 from dlbridge.errors import ArgumentError
@@ -206,6 +207,7 @@ def _plain(text: str) -> str:
 # ---- the run -------------------------------------------------------------------------------------
 
 
+@public
 def check_producer(
     make: Callable[..., Any] | str,
     *,
@@ -232,6 +234,7 @@ def check_producer(
     return _run("producer", make, only, timeout, progress)
 
 
+@public
 def check_consumer(
     from_dlpack: Callable[..., Any] | str,
     *,
@@ -291,12 +294,15 @@ def _run(
     name = _name_of(peer, call)
     chosen = rules(side)
     if only is not None:
-        unknown = sorted(set(only) - {each.id for each in chosen})
+        unknown = sorted(set(words(call, "only", only)) - {each.id for each in chosen})
         if unknown:
             raise ArgumentError(f"{call}: unknown rules {unknown}; see dlbridge.check.rules()")
         chosen = tuple(each for each in chosen if each.id in only)
-    if not timeout > 0:
-        raise ArgumentError(f"{call}: timeout must be a positive number of seconds, got {timeout}")
+    seconds: object = timeout
+    if not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise ArgumentError(
+            f"{call}: timeout must be a positive number of seconds, got {timeout!r}"
+        )
     outcomes = _Run(call, side, name, timeout, progress).outcomes_of(chosen)
     return Report(
         side,

@@ -11,6 +11,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 from dlbridge._core import ffi, lib, native
+from dlbridge.calls import public
 from dlbridge.device import CUDA_TYPES, Device
 from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
 
@@ -159,6 +160,7 @@ def relaxed(functions: Any) -> Iterator[None]:
         list(exchanges)
 
 
+@public
 def memory_info(device: object = "cuda") -> MemoryInfo:
     """Return how much memory of a device is free, and how much it has."""
     sizes = ffi.new("size_t[2]")
@@ -167,6 +169,7 @@ def memory_info(device: object = "cuda") -> MemoryInfo:
     return MemoryInfo(int(sizes[0]), int(sizes[1]))
 
 
+@public
 def synchronize(device: object = "cuda") -> None:
     """Make the host wait for all work on a device, and give back what waited for it."""
     number = device_id(device)
@@ -250,6 +253,7 @@ def stream_of_cupy(cuda: Any, stream: int, device: int) -> Any:
     return cuda.ExternalStream(stream, device)  # before CuPy 14, which warns of it
 
 
+@public
 def current_stream(device: object = "cuda") -> int:
     """Return the stream of this thread on a device; 1, the legacy default one, unless set."""
     return native.cuda_current_stream(device_id(device))

@@ -125,7 +125,7 @@ class Policy:
                 _refuse(call, name, choices, value)
         if layout == "any":
             self.layout = None
-        self.device = None if device is None else Device(device)
+        self.device = None if device is None else _as_device(call, device)
         self.own_device = device if self.device is not None and _is_one(device) else None
         self.dtype = None if dtype is None else _as_dtype(call, dtype)
 
@@ -144,6 +144,13 @@ def _as_dtype(call: str, dtype: object) -> DType:
         return as_dtype(dtype)
     except (ArgumentError, UnsupportedTypeError) as error:
         raise type(error)(f"{call}: dtype={dtype!r}: {error}") from None
+
+
+def _as_device(call: str, device: object) -> Device:
+    try:
+        return Device(device)
+    except (ArgumentError, UnsupportedTypeError) as error:
+        raise type(error)(f"{call}: device={device!r}: {error}") from None
 
 
 def _check_copy(call: str, copy: Any) -> bool | None:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 
 from dlbridge._core import native
+from dlbridge.calls import public
 from dlbridge.cuda.driver import NONE
 from dlbridge.cuda.memory import CHECKED, check_device
 from dlbridge.device import CUDA_TYPES, Device
@@ -146,6 +147,7 @@ def _as_tensor(x: Any, policy: Policy) -> Tensor:
     return _import(x, policy)
 
 
+@public
 def asarray(
     x: Any, /, dtype: object = None, *, device: object = None, copy: bool | None = None
 ) -> Tensor:
@@ -240,11 +242,15 @@ def check(call: str, to: object, policies: Mapping[str, Any]) -> Framework:
     return framework
 
 
+# Keywords of calls that are no policies, and may have been meant.
+_FURTHER = {"convert_tree": ("unknown",), "stream": ("prefetch", "fresh", "unknown")}
+
+
 def _policy(call: str, policies: Mapping[str, Any]) -> Policy:
     for name in policies:
         if name not in POLICIES:
             known = ", ".join(POLICIES)
-            nearest = did_you_mean(name, POLICIES)
+            nearest = did_you_mean(name, (*POLICIES, *_FURTHER.get(call, ())))
             raise ArgumentError(f"{call}: unknown policy {name!r}; known are {known}{nearest}")
     try:
         return Policy(call, **policies) if policies else _plain(call)
@@ -279,6 +285,7 @@ def _keep(
     return tensor
 
 
+@public
 def explain(x: Any, /, to: object, **policies: Unpack[Policies]) -> Receipt:
     """Return the receipt that `convert(x, to, **policies)` would give; no data is copied.
 
@@ -827,7 +834,7 @@ def _order_by_framework(tensor: native.TensorBase, stream: object) -> bool:
 def connect() -> None:
     """Register the Python path with the core."""
     native.set_hooks(
-        slow_from_dlpack=from_dlpack,
+        slow_from_dlpack=public(from_dlpack),
         slow_convert=convert,
         classify=adapter.classify,
         slow_copied=_copied_by_framework,

@@ -13,6 +13,7 @@ from typing import Self
 
 from dlbridge import registry
 from dlbridge._core import native
+from dlbridge.calls import check_flag, public
 from dlbridge.errors import ArgumentError
 
 _LOCK = registry.lock()
@@ -55,9 +56,12 @@ class debug_kernels:  # noqa: N801  (a function that is also a context manager)
 
     __slots__ = ("_enabled", "_is_entered", "_nans")
 
+    @public
     def __init__(self, enabled: bool = True, *, nans: bool = True) -> None:
-        self._enabled = bool(enabled)
-        self._nans = bool(nans)
+        check_flag("debug_kernels", "enabled", enabled)
+        check_flag("debug_kernels", "nans", nans)
+        self._enabled = enabled
+        self._nans = nans
         self._is_entered = False
         with _LOCK:
             _forget_switches()

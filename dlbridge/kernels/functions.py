@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlbridge import registry
+from dlbridge.calls import public
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
@@ -88,6 +89,7 @@ def _wrap(f: Any, call: str) -> Kernel:
 registry.for_each(_add_function)
 
 
+@public
 def convert_func(
     f: Any, tensor_type: type | tuple[type, ...], to_dlpack_func: Callable[[Any], Any]
 ) -> Callable[..., Any]:
@@ -117,6 +119,12 @@ def convert_func(
         raise UnsupportedTypeError(
             f"convert_func: to_dlpack_func must be a function, got {describe(to_dlpack_func)}"
         )
+    classes = tensor_type if isinstance(tensor_type, tuple) else (tensor_type,)
+    for each in classes:
+        if not isinstance(each, type):
+            raise UnsupportedTypeError(
+                f"convert_func: tensor_type must be a class or several, got {describe(each)}"
+            )
     call = _callable(f)
 
     def converted(*args: Any) -> Any:

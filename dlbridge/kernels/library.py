@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Unpack
 
 from dlbridge import registry
+from dlbridge.calls import public, words
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
@@ -181,6 +182,7 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
     return found
 
 
+@public
 def load_library(path: str | os.PathLike[str], *, schemas: Described | None = None) -> Library:
     """Load a shared library: the kernels that it exports, and functions to be wrapped.
 
@@ -218,6 +220,8 @@ def load_library(path: str | os.PathLike[str], *, schemas: Described | None = No
         >>> "cos" in libm, "cosine" in libm
         (True, False)
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"load_library: path must be text or a pathlib.Path, got {path!r}")
     if isinstance(path, str) and "/" not in path:
         return registry.load(_load, path, schemas=schemas)
     file = Path(os.fspath(path)).resolve()
@@ -340,6 +344,7 @@ _CPP = _Language(
 _DECLARED = re.compile(r"\W(dlb_\w+|DLB_\w+|DL(Tensor|DataType|Device)\w*)\W")
 
 
+@public
 def compile_c(
     source: str,
     name: str,
@@ -395,6 +400,7 @@ def compile_c(
     return _compiled(_C, source, name, schema, abi, flags, compiler, options)
 
 
+@public
 def compile_cpp(
     source: str,
     name: str,
@@ -440,17 +446,19 @@ def _compiled(
     options: FurtherOptions,
 ) -> Kernel:
     call = language.call
-    check_names(call, options)
+    check_names(call, options, ("source", "name", "schema", "abi", "flags", "compiler"))
     _check_text(call, "source", source)
     _check_text(call, "name", name)
+    _check_text(call, "abi", abi)
     if not name.isidentifier():
         raise ArgumentError(
             f"{call}: name must be that of a {language.title} function, got {name!r}"
         )
-    if isinstance(flags, str):
-        raise ArgumentError(f"{call}: flags must be a sequence such as ('-g',), got {flags!r}")
+    flags = words(call, "flags", flags)
+    if compiler is not None:
+        _check_text(call, "compiler", compiler)
     command = _find_compiler(language, compiler)
-    library = _load_compiled(language, _build(language, source, tuple(flags), command), source)
+    library = _load_compiled(language, _build(language, source, flags, command), source)
     if name not in library:
         hint = '; it needs DLB_KERNEL, or extern "C"' if language.linkage else ""
         raise ArgumentError(
@@ -458,7 +466,7 @@ def _compiled(
         )
     _check_definition(language, source, name, abi)
     if "(" in str(abi):
-        _check_signature(language, source, name, abi, tuple(flags), command)
+        _check_signature(language, source, name, abi, flags, command)
     return library.wrap(name, schema, abi=abi, **options)
 
 

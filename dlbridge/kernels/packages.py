@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dlbridge import registry
+from dlbridge.calls import public
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.builds import SHARED, exports_kernels
@@ -18,6 +19,7 @@ from dlbridge.kernels.library import Library, load_library
 from dlbridge.text import did_you_mean
 
 
+@public
 def load_package(name: str) -> Library:
     """Load the library inside an installed package that exports kernels with `DLB_EXPORT`.
 

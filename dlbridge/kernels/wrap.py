@@ -8,7 +8,8 @@ from functools import partial
 from operator import index
 from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
-from dlbridge.errors import ArgumentError
+from dlbridge.calls import public
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, device_type, read_launch, recognise
@@ -49,8 +50,13 @@ class FurtherOptions(TypedDict, total=False):
     constants: Mapping[str, Any] | None
 
 
-def check_names(call: str, options: Mapping[str, object]) -> None:
+def check_names(call: str, options: Mapping[str, object], own: Iterable[str] = ()) -> None:
     """Refuse what is no option of `wrap`, in the name of the function that passes them on.
+
+    Args:
+        call: its name.
+        options: what it was given.
+        own: its other keywords, which may have been meant.
 
     Raises:
         TypeError: as Python raises it of any other function.
@@ -58,7 +64,7 @@ def check_names(call: str, options: Mapping[str, object]) -> None:
     for name in options:
         known = FurtherOptions.__annotations__
         if name not in known:
-            nearest = did_you_mean(name, known)
+            nearest = did_you_mean(name, (*known, *own))
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 
@@ -104,6 +110,7 @@ def wrap(
 ) -> Callable[[Callable[..., Any]], Kernel]: ...
 
 
+@public
 def wrap(
     fn: Any = _DECORATOR,
     schema: str | Schema | None = None,
@@ -332,6 +339,10 @@ def _schema(
     if name is not None:
         made = made.named(name)
     if mutates is not None:
+        if not isinstance(mutates, (str, Iterable)):
+            raise UnsupportedTypeError(
+                f"wrap: mutates must be a list of arguments of the schema, got {mutates!r}"
+            )
         made = made.with_mutated((mutates,) if isinstance(mutates, str) else mutates)
     return made
 

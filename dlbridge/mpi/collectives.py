@@ -359,7 +359,7 @@ def ibcast(
     call = prepare("bcast", x, out, result, f"root={root}", to)
     try:
         check_rank("bcast", "root", root, over.size)
-        adapter.adapter(to)
+        adapter.target(to, "bcast")
     except DLBridgeError as error:
         call = call._replace(error=error)
     if isinstance(state, native.Collective):
@@ -444,7 +444,7 @@ def iscatter(over: Channel, x: Any, root: int, to: str, out: Any) -> Request:
     call = prepare("scatter", x, out, result, f"root={root}", to)
     try:
         check_rank("scatter", "root", root, over.size)
-        adapter.adapter(to)
+        adapter.target(to, "scatter")
     except DLBridgeError as error:
         call = call._replace(error=error)
     known = target = None

@@ -65,11 +65,13 @@ def _nothing(over: Channel, call: str, result: Any) -> Prepared:
     return over.operation(call, frozenset()), steps()
 
 
-def _prepare_send(over: Channel, source: Source, dest: int, tag: int) -> Prepared:
-    tag = _check_tag("send", tag, over.highest_tag)
+def _prepare_send(
+    over: Channel, source: Source, dest: int, tag: int, call: str = "send"
+) -> Prepared:
+    tag = _check_tag(call, tag, over.highest_tag)
     if _is_nobody(over, dest):
         return _nothing(over, "send", None)
-    dest = check_rank("send", "dest", dest, over.size)
+    dest = check_rank(call, "dest", dest, over.size)
     tensor = source.tensor
     operation = over.operation("send", frozenset((over.members[dest],)))
     operation.nbytes = tensor.nbytes
@@ -132,17 +134,18 @@ def _prepare_receive(
     to: str,
     out: Any,
     posted: native.Posted | None = None,
+    call: str = "recv",
 ) -> Prepared:
     if tag is not None:
-        tag = _check_tag("recv", tag, over.highest_tag)
+        tag = _check_tag(call, tag, over.highest_tag)
     if posted is None:
-        to = adapter.target(to, "recv").name
-    destination = None if out is None else Destination("recv", out)
+        to = adapter.target(to, call).name
+    destination = None if out is None else Destination(call, out)
     adapter.adapter(to)
     if source is not None and _is_nobody(over, source):
         return _nothing(over, "recv", out)
     if source is not None:
-        source = check_rank("recv", "source", source, over.size)
+        source = check_rank(call, "source", source, over.size)
     peers = over.everybody - {over.members[over.rank]}
     if source is not None:
         peers = frozenset((over.members[source],))
@@ -278,8 +281,9 @@ def isendrecv(
 ) -> Request:
     """Begin a send and a receive: both are checked before either is posted."""
     taken = take("sendrecv", x)
-    receive = _prepare_receive(over, source, tags[1], to or taken.framework, out)
-    send = _prepare_send(over, taken, dest, tags[0])
+    framework = taken.framework if to is None else to
+    receive = _prepare_receive(over, source, tags[1], framework, out, call="sendrecv")
+    send = _prepare_send(over, taken, dest, tags[0], "sendrecv")
     sent = over.engine.start(*send)  # first: where it fails, no receive may take a message
     if sent.operation.error is not None:
         return sent

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dlbridge._core import native
 from dlbridge.dtype import DType, make_dtype
-from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError, name_call
 from dlbridge.exchange import adapter
 from dlbridge.exchange.exchange import as_tensor, kind
 from dlbridge.mpi.quick import learn_type
@@ -82,7 +82,11 @@ def take(call: str, x: Any) -> Source:
     """Return `x` as it is sent: transposed tensors are compacted, those of a GPU copied."""
     found = adapter.adapter_of_type(type(x))
     taken = native.take(x)
-    tensor: native.TensorBase = as_tensor(x) if taken is None else taken
+    try:
+        tensor: native.TensorBase = as_tensor(x) if taken is None else taken
+    except DLBridgeError as error:
+        name_call(error, call)
+        raise
     device = None
     if tensor._device_pair != _CPU:
         device, tensor = tensor.device, tensor.to("cpu")
@@ -120,8 +124,9 @@ class Destination:
         found = adapter.adapter_of_type(type(out))
         try:
             tensor = native.from_dlpack(out, copy=False)
-        except ExchangeError as error:
+        except DLBridgeError as error:
             if error.reason != "requires_grad":
+                name_call(error, f"{call}: out")
                 raise
             raise ExchangeError(
                 "requires_grad",

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
+from dlbridge.proto import messages
 from dlbridge.proto.datatypes import DATA_TYPES, DataType
 from dlbridge.proto.tensors import CONTENT, TensorFields, lazy_value, split_value
 from dlbridge.proto.values import FunctionName, TensorValue
@@ -47,6 +48,7 @@ def read_attr(message: Any, contents: Sequence[Any] = ()) -> Any:
     Raises:
         WireError: there is no value, or an invalid one.
     """
+    messages.require("read_attr", message, "AttrValue")
     kind = message.WhichOneof("value")
     if kind in _PLAIN:
         return getattr(message, kind)
@@ -149,6 +151,7 @@ def write_attr(value: Any, message: Any, contents: list[Any] | None = None) -> N
         UnsupportedTypeError: no attribute has such a value.
         ArgumentError: an integer of more than 64 bits, or a tensor of 2 GiB or more.
     """
+    messages.require("write_attr", message, "AttrValue")
     kind = kind_of(value)
     if kind == "list":
         _write_list(value, message.list, contents)
@@ -165,7 +168,7 @@ def kind_of(value: Any) -> str:
         kind = next((kind for base, kind in _BASES if isinstance(value, base)), None)
     if kind is None:
         raise UnsupportedTypeError(
-            f"no attribute has a value of type {type(value).__name__}: {value!r}; see "
+            f"write_attr: no attribute has a value of type {type(value).__name__}: {value!r}; see "
             "dlbridge.proto.attributes for those that have"
         )
     return kind

@@ -128,6 +128,7 @@ def dump_graph_def(message: Any, contents: Sequence[Any] = ()) -> bytes:
         ArgumentError: it takes 2 GiB or more, which protobuf and TensorFlow cannot read.
         WireError: a tensor refers to a content that does not exist or has the wrong length.
     """
+    messages.require("dump_graph_def", message, "GraphDef")
     buffers = dump_graph_def_buffers(message, contents)
     return buffers[0] if len(buffers) == 1 else native.join(buffers)
 
@@ -142,6 +143,7 @@ def dump_graph_def_buffers(message: Any, contents: Sequence[Any] = ()) -> list[A
     Returns:
         Bytes alternating with the contents, which are shared.
     """
+    messages.require("dump_graph_def_buffers", message, "GraphDef")
     skeleton: bytes = message.SerializeToString(deterministic=True)
     pieces = Splice(skeleton, contents).run() if len(contents) else [skeleton]
     nbytes = sum(map(len, pieces))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbridge import registry
-from dlbridge.errors import FrameworkMissingError, WireError
+from dlbridge.errors import FrameworkMissingError, UnsupportedTypeError, WireError
 from dlbridge.signals import is_from_handler
 
 PACKAGE = "dlbridge"
@@ -77,3 +77,15 @@ def is_message(x: object, name: str) -> bool:
     """Return whether `x` is a message of this name, ours or TensorFlow's."""
     descriptor = getattr(x, "DESCRIPTOR", None)
     return getattr(descriptor, "name", None) == name and hasattr(x, "SerializeToString")
+
+
+def require(call: str, x: object, name: str) -> None:
+    """Refuse what is no message of this name.
+
+    Raises:
+        UnsupportedTypeError: the text begins with `call`.
+    """
+    if not is_message(x, name):
+        raise UnsupportedTypeError(
+            f"{call}: the message {name} is required, got {type(x).__name__}"
+        )

@@ -204,6 +204,7 @@ def make_ndarray(message: Any) -> Array:
     Raises:
         WireError: the message is invalid; see the module.
     """
+    messages.require("make_ndarray", message, "TensorProto")
     return read_tensor(message.SerializeToString()).array.copy()
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from dlbridge import registry
 from dlbridge._core import native
+from dlbridge.calls import public
 from dlbridge.cuda.memory import no_memory
 from dlbridge.device import CUDA_TYPES, as_device, make_device
 from dlbridge.dtype import DType, as_dtype
@@ -365,6 +366,21 @@ _chosen: dict[tuple[int, int | None], Allocator] = {}  # by device, None for all
 _choosing = registry.lock()
 
 
+def check_allocator(allocator: object) -> Allocator | None:
+    """Return an allocator that a call was given, or None.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if allocator is None or isinstance(allocator, Allocator):
+        return allocator
+    raise ArgumentError(
+        f"allocator must be a dlbridge.Allocator or None, got {allocator!r}"
+        + ("; set_allocator takes names" if isinstance(allocator, str) else "")
+    )
+
+
+@public
 def set_allocator(device: object, allocator: Allocator | str | None) -> None:
     """Choose where the memory of Tensors on a CUDA device comes from, for the whole process.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dlbridge._core import native
+from dlbridge.calls import check_flag, public
 from dlbridge.device import as_device
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import (
@@ -27,6 +28,7 @@ from dlbridge.tensor.allocator import (
     allocate_native,
     allocator_of,
     check_alignment,
+    check_allocator,
 )
 from dlbridge.tensor.tensor import Tensor
 
@@ -47,7 +49,7 @@ def _kind(dtype: object) -> DType:
     if isinstance(dtype, int):
         raise UnsupportedTypeError(
             f"the second argument is the dtype, and {dtype!r} cannot be read as a dtype; pass a "
-            "name such as 'float32', and a shape of several dimensions as a tuple: zeros((2, 3))"
+            "name such as 'float32', and a shape of several dimensions as a tuple: (2, 3)"
         )
     return as_dtype(dtype)
 
@@ -63,7 +65,7 @@ def _empty(
     """Make a Tensor of new memory: the Python path behind `dlbridge.empty`."""
     kind = _kind(dtype)
     extents, pair = _check_shape(shape, kind), as_device(device).pair
-    source = allocator or allocator_of(pair)
+    source = check_allocator(allocator) or allocator_of(pair)
     return source.new_tensor(extents, kind, pair, check_alignment(alignment))
 
 
@@ -121,7 +123,12 @@ def _ones(
 
 for _slow in (_empty, _zeros, _ones, _full):
     _slow.__qualname__ = _slow.__name__[1:]  # as errors of a wrong call show it
-native.set_hooks(slow_empty=_empty, slow_zeros=_zeros, slow_ones=_ones, slow_full=_full)
+native.set_hooks(
+    slow_empty=public(_empty),
+    slow_zeros=public(_zeros),
+    slow_ones=public(_ones),
+    slow_full=public(_full),
+)
 if TYPE_CHECKING:
     empty, zeros, ones, full = _empty, _zeros, _ones, _full
 else:  # the same, in C for plain arguments
@@ -146,6 +153,7 @@ def trim() -> int:
     return native.trim()
 
 
+@public
 def arange(
     start: float,
     stop: float | None = None,
@@ -177,6 +185,10 @@ def arange(
         >>> arange(2, 8, 2).tolist(), arange(3, dtype="bfloat16").tolist()
         ([2, 4, 6], [0.0, 1.0, 2.0])
     """
+    given: dict[str, object] = {"start": start, "stop": 0 if stop is None else stop, "step": step}
+    for name, number in given.items():
+        if isinstance(number, str) or not hasattr(number, "__float__"):
+            raise UnsupportedTypeError(f"arange: {name} must be a number, got {number!r}")
     try:
         numbers = np.arange(0, start, step) if stop is None else np.arange(start, stop, step)
     except (ValueError, ZeroDivisionError, OverflowError) as error:
@@ -192,6 +204,7 @@ def arange(
 # ---- new memory like that of a tensor -----------------------------------------------------------
 
 
+@public
 def empty_like(
     x: Any,
     dtype: object = None,
@@ -217,6 +230,7 @@ def empty_like(
     return _make_like(empty, x, dtype, device, allocator, alignment)
 
 
+@public
 def zeros_like(
     x: Any,
     dtype: object = None,
@@ -229,6 +243,7 @@ def zeros_like(
     return _make_like(zeros, x, dtype, device, allocator, alignment)
 
 
+@public
 def ones_like(
     x: Any,
     dtype: object = None,
@@ -241,6 +256,7 @@ def ones_like(
     return _make_like(ones, x, dtype, device, allocator, alignment)
 
 
+@public
 def full_like(
     x: Any,
     fill_value: object,
@@ -281,13 +297,19 @@ def _make_like(
 
 def _check_shape(shape: int | Sequence[int], dtype: DType) -> tuple[int, ...]:
     """Return the shape as a tuple; its size in bits must fit 63 bits, as the core counts."""
-    given = shape if isinstance(shape, Sequence) else (shape,)
+    given = _extents(shape)
     extents = tuple(_integer(extent, "an extent") for extent in given)
     if any(extent < 0 for extent in extents):
         raise ArgumentError(f"shape {extents} has a negative extent")
     if math.prod(max(extent, 1) for extent in extents) * dtype.itembits > _MOST_BITS:
         raise ArgumentError(f"shape {extents} of {dtype} overflows 64 bits")
     return extents
+
+
+def _extents(shape: Any) -> Sequence[Any]:
+    if isinstance(shape, Sequence) and not isinstance(shape, (str, bytes)):
+        return shape
+    return (shape,)
 
 
 def _integer(given: object, what: str) -> int:
@@ -297,6 +319,7 @@ def _integer(given: object, what: str) -> int:
         raise ArgumentError(f"{what} must be an integer, got {given!r}") from None
 
 
+@public
 def set_aligned_numpy(enabled: bool = True) -> bool:
     """Allocate NumPy's new arrays as `aligned_numpy` does, without a `with` block.
 
@@ -309,12 +332,14 @@ def set_aligned_numpy(enabled: bool = True) -> bool:
     Returns:
         Whether it was enabled before.
     """
-    return native.set_aligned_numpy(bool(enabled))
+    check_flag("set_aligned_numpy", "enabled", enabled)
+    return native.set_aligned_numpy(enabled)
 
 
 # ---- memory of others ---------------------------------------------------------------------------
 
 
+@public
 def from_buffer(
     buffer: object,
     dtype: object = None,
@@ -381,7 +406,7 @@ def _flatten(view: memoryview) -> memoryview:
 
 def _fit(shape: int | Sequence[int] | None, dtype: DType, nbytes: int) -> tuple[int, ...]:
     """Return the shape, its -1 worked out, that elements of `dtype` have in `nbytes` bytes."""
-    wanted = shape if isinstance(shape, Sequence) else (-1 if shape is None else shape,)
+    wanted = _extents(-1 if shape is None else shape)
     given = [_integer(extent, "an extent") for extent in wanted]
     if given.count(-1) == 1:
         at = given.index(-1)

@@ -412,7 +412,7 @@ def _has_values(x: object) -> bool:
 
 def _variadic(arguments: tuple[Any, ...]) -> tuple[int, ...]:
     """Return f(2, 3), f((2, 3)) and f(None) as one tuple."""
-    if len(arguments) == 1 and not hasattr(arguments[0], "__index__"):
+    if len(arguments) == 1 and (arguments[0] is None or isinstance(arguments[0], Iterable)):
         return tuple(arguments[0] or ())
     return arguments
 

@@ -139,7 +139,7 @@ def transpose(shape: Dims, strides: Dims, axes: Sequence[int] | None = None) -> 
         Layout(shape=(4, 2, 3), strides=(1, 12, 4), offset=0)
     """
     ndim = len(shape)
-    order = range(ndim)[::-1] if axes is None else normalize_axes(axes, ndim)
+    order = range(ndim)[::-1] if axes is None else normalize_axes("transpose", axes, ndim)
     if len(order) != ndim:
         raise ArgumentError(f"transpose: {ndim} dimensions need {ndim} axes, got {len(order)}")
     return Layout(tuple(shape[i] for i in order), tuple(strides[i] for i in order))
@@ -153,16 +153,26 @@ def matrix_transpose(shape: Dims, strides: Dims) -> Layout:
     return transpose(shape, strides, (*range(ndim - 2), ndim - 1, ndim - 2))
 
 
-def normalize_axes(axes: int | Iterable[int], ndim: int) -> Dims:
+def normalize_axes(call: str, axes: int | Iterable[int], ndim: int) -> Dims:
     """Return `axes` as a tuple of distinct values in 0 … ndim - 1; negative ones count back."""
-    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
+    given = _integers(call, "axis", axes)
     for axis in given:
-        if not -ndim <= operator.index(axis) < ndim:
-            raise ArgumentError(f"axis {axis} is out of range for {ndim} dimensions")
-    normal = tuple(operator.index(axis) % ndim for axis in given)
+        if not -ndim <= axis < ndim:
+            raise ArgumentError(f"{call}: axis {axis} is out of range for {ndim} dimensions")
+    normal = tuple(axis % ndim for axis in given)
     if len(set(normal)) != len(normal):
-        raise ArgumentError(f"axes {given} name a dimension twice")
+        raise ArgumentError(f"{call}: axes {given} name a dimension twice")
     return normal
+
+
+def _integers(call: str, name: str, given: object) -> Dims:
+    """Return one integer, or several, as a tuple."""
+    try:
+        if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
+            return tuple(operator.index(each) for each in given)
+        return (operator.index(given),)  # type: ignore[arg-type]
+    except TypeError:
+        raise UnsupportedTypeError(f"{call}: {name} must be of integers, got {given!r}") from None
 
 
 # ---- number of dimensions -----------------------------------------------------------------------
@@ -174,7 +184,7 @@ def squeeze(shape: Dims, strides: Dims, axis: int | Iterable[int] | None = None)
     if axis is None:
         drop = tuple(i for i in range(ndim) if shape[i] == 1)
     else:
-        drop = normalize_axes(axis, ndim)
+        drop = normalize_axes("squeeze", axis, ndim)
     for i in drop:
         if shape[i] != 1:
             raise ArgumentError(f"squeeze: dimension {i} has {shape[i]} elements, not one")
@@ -184,8 +194,9 @@ def squeeze(shape: Dims, strides: Dims, axis: int | Iterable[int] | None = None)
 
 def expand_dims(shape: Dims, strides: Dims, axis: int | Iterable[int] = 0) -> Layout:
     """Insert dimensions of one element, at these axes of the result."""
-    count = len(tuple(axis)) if isinstance(axis, Iterable) else 1
-    added = normalize_axes(axis, len(shape) + count)
+    axes = _integers("expand_dims", "axis", axis)
+    count = len(axes)
+    added = normalize_axes("expand_dims", axes, len(shape) + count)
     old = iter(zip(shape, strides, strict=True))
     pairs = [(1, None) if i in added else next(old) for i in range(len(shape) + count)]
     result = tuple(extent for extent, _ in pairs)
@@ -201,7 +212,7 @@ def broadcast_to(shape: Dims, strides: Dims, new_shape: Sequence[int]) -> Layout
         >>> broadcast_to((3, 1), (1, 1), (2, 3, 4))
         Layout(shape=(2, 3, 4), strides=(0, 1, 0), offset=0)
     """
-    result = tuple(operator.index(extent) for extent in new_shape)
+    result = _integers("broadcast_to", "shape", new_shape)
     lead = len(result) - len(shape)
     _check_count(result, "broadcast_to")
     fits = lead >= 0 and all(old in (1, new) for old, new in zip(shape, result[lead:], strict=True))
@@ -264,8 +275,8 @@ def reshape(shape: Dims, strides: Dims, new_shape: int | Sequence[int]) -> Layou
 
 def _infer_extent(shape: Dims, new_shape: int | Sequence[int]) -> Dims:
     """Return the new shape as a tuple, its -1 worked out, its number of elements checked."""
-    given = tuple(new_shape) if isinstance(new_shape, Sequence) else (new_shape,)
-    wanted = [operator.index(extent) for extent in given]
+    given = _integers("reshape", "shape", new_shape)
+    wanted = [*given]
     size, unknown = math.prod(shape), wanted.count(-1)
     known = math.prod(extent for extent in wanted if extent != -1)
     if unknown == 1 and known > 0:

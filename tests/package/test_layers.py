@@ -21,6 +21,7 @@ PACKAGE = ROOT / "dlbridge"
 LAYERS = (
     ("text", "checkout"),
     ("errors",),
+    ("calls",),
     ("files",),
     ("_core",),
     ("signals",),

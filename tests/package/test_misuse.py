@@ -1,0 +1,203 @@
+"""Calls with one wrong argument: the refusal is ours, and names the call of the user.
+
+Each row of `CALLS` is a call that is right. One argument at a time is replaced by something that no
+parameter of this kind takes, or one keyword or word is misspelt.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import dlbridge
+from dlbridge import check, cuda, proto
+from dlbridge.errors import DLBridgeError
+
+X = np.arange(6, dtype="f4").reshape(2, 3)
+NEW = {"device": "cpu", "allocator": None, "alignment": 64}
+POLICIES = {
+    "device": "cpu", "copy": None, "readonly": "respect", "immutable": "share", "grad": "refuse",
+    "layout": "contiguous", "narrow": None, "dtype": "f4", "stream": None,
+}  # fmt: skip
+STREAMED = {name: value for name, value in POLICIES.items() if name != "stream"}
+SOURCE = """#include "dlbridge_kernel.h"
+int copy(const DLTensor *x, DLTensor *y) { return 0; }
+"""
+SCHEMA = "misuse::copy(x: f32[n]) -> (y: f32[n])"
+
+
+class Call(NamedTuple):
+    """A call that is right.
+
+    Attributes:
+        name: as refusals name it.
+        function: what is called.
+        args: by position.
+        keywords: by name.
+        takes: what is no mistake: "0: int" for the first argument.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}  # noqa: RUF012  (never changed)
+    takes: tuple[str, ...] = ()
+
+
+def tensor() -> dlbridge.Tensor:
+    return dlbridge.as_tensor(X)
+
+
+def stream(*args: Any, **keywords: Any) -> list[Any]:
+    return list(dlbridge.stream(*args, **keywords))
+
+
+def methods() -> list[Call]:
+    """Methods of Tensor, which are bound when they are called."""
+    rows = {
+        "reshape": ((3, 2),), "transpose": (1, 0), "broadcast_to": ((4, 2, 3),), "squeeze": ((),),
+        "expand_dims": (0,),
+    }  # fmt: skip
+    takes = {"squeeze": ("0: None", "0: dict"), "expand_dims": ("0: dict",)}  # no axes
+    return [
+        Call(name, lambda *args, name=name: getattr(tensor(), name)(*args), args, {},
+             takes.get(name, ()))
+        for name, args in rows.items()
+    ]  # fmt: skip
+
+
+OPTIONAL = ("dtype: None", "device: None", "allocator: None", "copy: None", "layout: None")
+NUMBERS = ("0: int", "0: float", "1: int", "1: float", "2: int", "2: float", "1: None")
+LIKE = ("0: Tensor", "1: None", *OPTIONAL)
+
+CALLS = [
+    *(Call(name, getattr(dlbridge, name), ((2, 3), "f4"), NEW, ("1: None", "allocator: None"))
+      for name in ("zeros", "ones", "empty")),
+    Call("full", dlbridge.full, ((2, 3), 1, "f4"), NEW,
+         ("1: int", "1: float", "2: None", "allocator: None")),
+    *(Call(name, getattr(dlbridge, name), (X, "f4"), NEW, LIKE)
+      for name in ("zeros_like", "ones_like", "empty_like")),
+    Call("full_like", dlbridge.full_like, (X, 1, "f4"), NEW,
+         ("1: int", "1: float", "2: None", *OPTIONAL)),
+    Call("arange", dlbridge.arange, (0, 4, 1, "f4"), NEW, (*NUMBERS, "3: None", *OPTIONAL)),
+    Call("to_numpy", dlbridge.to_numpy, (X,), POLICIES,
+         (*OPTIONAL, "narrow: None", "stream: None")),
+    Call("explain", dlbridge.explain, (X, "numpy"), POLICIES,
+         (*OPTIONAL, "narrow: None", "stream: None")),
+    Call("convert_tree", dlbridge.convert_tree, ([X], "numpy"), {"unknown": "refuse", **POLICIES},
+         ("0: list", "0: dict", "0: None", "0: int", "0: float", "0: str",  # are kept
+          *OPTIONAL, "narrow: None", "stream: None")),
+    Call("stream", stream, ([X], "numpy"),
+         {"prefetch": 2, "fresh": None, "unknown": "refuse", **STREAMED},
+         ("fresh: None", "0: list", "0: dict", *OPTIONAL, "narrow: None")),
+    Call("from_dlpack", dlbridge.from_dlpack, (X,), {"device": "cpu", "copy": None, "stream": None},
+         (*OPTIONAL, "stream: None")),
+    Call("as_tensor", dlbridge.as_tensor, (X,), {"device": "cpu", "copy": None, "stream": None},
+         ("0: int", "0: float", *OPTIONAL, "stream: None")),
+    Call("asarray", dlbridge.asarray, (X, "f4"), {"device": "cpu", "copy": None},
+         ("0: int", "0: float", "1: None", *OPTIONAL)),
+    Call("from_buffer", dlbridge.from_buffer, (bytes(24), "f4", (6,), 0), {},
+         ("1: None", "2: None", "2: list")),
+    Call("set_aligned_numpy", dlbridge.set_aligned_numpy, (False,)),
+    Call("set_allocator", dlbridge.set_allocator, ("cuda:0", None), {}, ("1: None",)),
+    Call("debug_kernels", dlbridge.debug_kernels, (False,), {"nans": True}),
+    Call("wrap", dlbridge.wrap, (max, SCHEMA), {"abi": "python:numpy", "mutates": None},
+         ("1: None", "abi: None", "mutates: None", "mutates: dict")),
+    Call("compile_c", dlbridge.compile_c, (SOURCE, "copy", SCHEMA),
+         {"abi": "dltensors", "flags": (), "compiler": None},
+         ("0: misspelt", "2: None", "compiler: None")),
+    Call("load_library", dlbridge.load_library, ("libm.so.6",), {"schemas": None},
+         ("schemas: None", "schemas: dict")),
+    Call("load_package", dlbridge.load_package, ("numpy",)),
+    Call("convert_func", dlbridge.convert_func, (min, np.ndarray, dlbridge.to_dlpack)),
+    Call("check_consumer", check.check_consumer, ("numpy:from_dlpack",),
+         {"only": [], "timeout": 60.0}, ("0: str", "0: misspelt", "only: None", "timeout: float")),
+    Call("check_producer", check.check_producer, ("numpy",),
+         {"only": [], "timeout": 60.0}, ("0: str", "0: misspelt", "only: None", "timeout: float")),
+    Call("memory_info", cuda.memory_info, ("cuda",)),
+    Call("synchronize", cuda.synchronize, ("cuda",)),
+    Call("current_stream", cuda.current_stream, ("cuda",)),
+    Call("dump_graph_def", proto.dump_graph_def, (None,)),
+    Call("make_ndarray", proto.make_ndarray, (None,)),
+    Call("read_attr", proto.read_attr, (None,)),
+    Call("write_attr", proto.write_attr, (3, None)),
+    *methods(),
+]  # fmt: skip
+WRONG = {
+    "None": None, "int": -7, "str": "wrogn", "list": ["a"], "object": object(), "float": 1.5,
+    "dict": {},
+}  # fmt: skip
+OURS = (DLBridgeError, TypeError, ValueError)
+IDS = [call.name for call in CALLS]
+
+
+def misspell(word: str) -> str:
+    """Return a word whose last two letters that differ are swapped."""
+    at = next(i for i in range(len(word) - 2, -1, -1) if word[i] != word[i + 1])
+    return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+
+
+def refusal(call: Call, args: tuple[Any, ...], keywords: dict[str, Any]) -> str | None:
+    """Return what is wrong with the refusal of a call, or None."""
+    try:
+        call.function(*args, **keywords)
+    except OURS as error:
+        text = str(error)
+        if not re.match(rf"{call.name}(\(.*\))?[:(]", text):
+            return f"does not name the call: {type(error).__name__}: {text}"
+    except Exception as error:  # what this test finds
+        return f"{type(error).__name__}: {error}"
+    else:
+        return "is accepted"
+    return None
+
+
+def one_wrong(call: Call) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return the calls in which one argument is wrong, by what that is."""
+    found = {}
+    given: dict[int | str, Any] = {**dict(enumerate(call.args)), **call.keywords}
+    for place, right in given.items():
+        others = {
+            kind: value for kind, value in WRONG.items() if f"{place}: {kind}" not in call.takes
+        }
+        if isinstance(right, str) and f"{place}: misspelt" not in call.takes:
+            others["misspelt"] = misspell(right)
+        for kind, value in others.items():
+            if isinstance(place, int):
+                args = (*call.args[:place], value, *call.args[place + 1 :])
+                found[f"{place}: {kind}"] = args, call.keywords
+            else:
+                found[f"{place}: {kind}"] = call.args, {**call.keywords, place: value}
+    return found
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_one_wrong_argument_is_refused_in_the_name_of_the_call(call: Call) -> None:
+    judged = {case: refusal(call, *given) for case, given in one_wrong(call).items()}
+    assert judged
+    assert not {case: wrong for case, wrong in judged.items() if wrong is not None}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_a_misspelt_keyword_suggests_the_nearest(call: Call) -> None:
+    if call.name == "as_tensor" and sys.version_info < (3, 13):
+        pytest.skip("too short a call for `dlbridge.calls.public`; later, Python itself advises")
+    for name, value in call.keywords.items():
+        others = {key: each for key, each in call.keywords.items() if key != name}
+        with pytest.raises((TypeError, dlbridge.errors.ArgumentError)) as caught:
+            call.function(*call.args, **others, **{misspell(name): value})
+        text = str(caught.value)
+        assert re.match(rf"{call.name}(\(.*\))?[:(]", text), text
+        assert re.search(rf"[Dd]id you mean '{name}'\?$", text), text
+
+
+def test_a_misspelt_name_of_a_dtype_or_device_suggests_the_nearest() -> None:
+    with pytest.raises(dlbridge.errors.ArgumentError, match=r"^zeros: .*did you mean 'float32'\?$"):
+        dlbridge.zeros(2, "flaot32")
+    with pytest.raises(dlbridge.errors.ArgumentError, match=r"^zeros: .*did you mean 'cuda'\?$"):
+        dlbridge.zeros(2, device="cuad:0")
