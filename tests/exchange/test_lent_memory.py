@@ -39,6 +39,35 @@ CALLBACK = """
         return SIGNATURE(call)
 """
 
+# The same, which reads shape and values of one of the tensors.
+LOOKING = """
+    import ctypes
+
+    others = []
+    SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+
+    class DLTensor(ctypes.Structure):
+        _fields_ = [
+            ("data", ctypes.c_void_p),
+            ("device", ctypes.c_int32 * 2),
+            ("ndim", ctypes.c_int32),
+            ("dtype", ctypes.c_int32),
+            ("shape", ctypes.POINTER(ctypes.c_int64)),
+            ("strides", ctypes.POINTER(ctypes.c_int64)),
+            ("byte_offset", ctypes.c_uint64),
+        ]
+
+    def looking(change, which, seen):
+        def call(_context, tensors, _count):
+            tensor = ctypes.cast(tensors, ctypes.POINTER(DLTensor))[int(which)]
+            change()
+            values = np.frombuffer(ctypes.string_at(tensor.data, 4000), "float32")
+            seen.append((tuple(tensor.shape[: tensor.ndim]), set(values.tolist())))
+            return 0
+
+        return SIGNATURE(call)
+"""
+
 # ---- JAX -----------------------------------------------------------------------------------------
 
 JAX = """
@@ -190,6 +219,7 @@ TORCH = """
 
     if sys.argv[1] == "general":
         proofs.PROVED.clear()
+        proofs.kept = lambda: None  # nor is anything proved on this machine
     elif not internals.guard_is_open():
         print("skipped")
         sys.exit()
@@ -450,6 +480,56 @@ def test_a_kernel_keeps_the_memory_also_where_torch_lends_none(
         assert read.pop() == expected
     """
     run_torch(run_python, CALLBACK + code, "direct")
+
+
+@PATHS
+@pytest.mark.preloaded("torch")
+def test_an_operator_of_the_dispatcher_keeps_memory_and_shapes_of_its_tensors(
+    path: str, framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """It runs without the GIL: another thread may change the tensor while the kernel runs.
+
+    Calls that write, have `out`, or are inside of compiled graphs get there. Many dimensions take
+    more room than most calls need.
+    """
+    framework("torch")
+    code = """
+    def set_data():
+        x.data = torch.zeros(2, 3)
+
+    CHANGES = [set_data, lambda: x.set_(torch.zeros(2, 3)), lambda: x.untyped_storage().resize_(0)]
+    if sys.argv[1] == "direct":
+        CHANGES.append(lambda: x.share_memory_())
+    FORMS = {
+        "in place": ("(x!: f32[...]) -> ()", lambda op: op(x)),
+        "out": ("(x: f32[...]) -> f32[...]", lambda op: op.out(x, out)),
+        "as out": ("(x: f32[...]) -> f32[...]", lambda op: op.out(other, x)),
+    }
+    number = 0
+    for form, (schema, call) in FORMS.items():
+        for change in CHANGES:
+            for shape in ((1000,), (2,) + (1,) * 62 + (500,)):
+                x = torch.full(shape, 7.0)
+                other, out = torch.full(shape, 7.0), torch.zeros(shape)
+                seen = []
+
+                def change_and_look(change=change):
+                    try:
+                        change()
+                    except RuntimeError as error:  # an earlier exchange has fixed its size
+                        assert "not resizable" in str(error)
+                    others.extend(torch.full((1000,), 9.0) for _ in range(20))
+
+                number += 1
+                which = form == "as out"
+                kernel = dlbridge.wrap(
+                    looking(change_and_look, which, seen), f"lent::op_{number}{schema}",
+                    gil="release",
+                )
+                call(getattr(torch.ops.lent, f"op_{number}"))
+                assert seen == [(shape, {7.0})], (form, change, len(shape))
+    """
+    run_torch(run_python, LOOKING + code, path)
 
 
 # ---- NumPy, and objects of Python with a buffer --------------------------------------------------

@@ -15,6 +15,7 @@
  * any surprise. */
 #include "torch/torch.h"
 #include "layout/layout.h"
+#include "memory/lock.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -285,47 +286,87 @@ static void drop_block(void *argument) {
     free(block);
 }
 
-static char *storage_of(PyObject *tensor) {
-    return (char *)(uintptr_t)word_at(dlb_torch_impl(tensor), places.storage);
+static char *storage_of(const void *handle) {
+    const char *impl = *(const char *const *)handle;
+    return (char *)(uintptr_t)word_at(impl, places.storage);
 }
 
+/* The function is published after its argument: an operator of torch's dispatcher looks
+ * without the GIL. */
 static free_function function_of(const char *storage) {
-    free_function function;
-    memcpy(&function, storage + places.deleter, sizeof function);
-    return function;
+    const _Atomic(free_function) *place = (const void *)(storage + places.deleter);
+    return atomic_load_explicit(place, memory_order_acquire);
 }
 
+static counted_memory *counted(const char *storage) {
+    counted_memory *block;
+    memcpy(&block, storage + places.context, sizeof block);
+    atomic_fetch_add_explicit(&block->references, 1, memory_order_relaxed);
+    return block;
+}
+
+DLB_LOCK(owning)
+
+/* Under the lock, as two threads may want to own the memory of one storage. */
 static counted_memory *own_memory(char *storage) {
-    counted_memory *block = malloc(sizeof *block);
+    free_function function = function_of(storage);
+    bool is_known = function == lending.of_allocator ||
+                    function == lending.of_foreign || function == lending.of_part;
+    if (function == drop_block)
+        return counted(storage);
+    counted_memory *block = NULL;
+    if (is_known && word_at(storage, places.context) != 0)
+        block = malloc(sizeof *block);
     if (block == NULL)
         return NULL;
-    free_function ours = drop_block;
     void *argument = block;
     atomic_init(&block->references, 2);
-    block->function = function_of(storage);
+    block->function = function;
     memcpy(&block->argument, storage + places.context, sizeof argument);
-    memcpy(storage + places.deleter, &ours, sizeof ours);
     memcpy(storage + places.context, &argument, sizeof argument);
+    atomic_store_explicit((_Atomic(free_function) *)(void *)(storage + places.deleter),
+                          drop_block, memory_order_release);
     return block;
 }
 
 /* NULL: the memory is of another kind. */
 static counted_memory *hold_memory(char *storage) {
-    free_function function = function_of(storage);
-    if (function == drop_block) {
-        counted_memory *block;
-        memcpy(&block, storage + places.context, sizeof block);
-        atomic_fetch_add_explicit(&block->references, 1, memory_order_relaxed);
-        return block;
-    }
-    bool is_known = function == lending.of_allocator ||
-                    function == lending.of_foreign || function == lending.of_part;
-    return is_known && word_at(storage, places.context) != 0 ? own_memory(storage)
-                                                             : NULL;
+    if (function_of(storage) == drop_block)
+        return counted(storage);
+    pthread_mutex_lock(&owning);
+    counted_memory *block = own_memory(storage);
+    pthread_mutex_unlock(&owning);
+    return block;
 }
 
 void dlb_torch_fix_size(PyObject *tensor) {
-    storage_of(tensor)[places.resizable] = 0;
+    storage_of(dlb_torch_handle(tensor))[places.resizable] = 0;
+}
+
+static void delete_alias(void *alias) {
+    dlb_shim.delete_tensor(alias);
+}
+
+static void drop_alias(void *alias) {
+    dlb_call_release(delete_alias, alias);
+}
+
+bool dlb_torch_hold_memory(const void *handle, const DLTensor *dl,
+                           dlb_torch_hold *hold) {
+    bool is_plain = lending.open && dlb_torch_is_cpu(*(const char *const *)handle);
+    counted_memory *block = is_plain ? hold_memory(storage_of(handle)) : NULL;
+    if (block != NULL) {
+        *hold = (dlb_torch_hold){block, drop_block};
+        return true;
+    }
+    /* Another tensor over the same storage: for memory that processes share, which
+     * stays where it is, and for kernels while nothing is lent. */
+    dlb_torch_tensor tensor = (dlb_torch_tensor)handle, alias;
+    if (dlb_shim.alias == NULL ||
+        dlb_shim.alias(tensor, dl->ndim, dl->shape, dl->strides, 0, &alias) != 0)
+        return false;
+    *hold = (dlb_torch_hold){alias, drop_alias};
+    return true;
 }
 
 static void release_block(dlb_buffer *buffer) {
@@ -334,41 +375,25 @@ static void release_block(dlb_buffer *buffer) {
     drop_block(block);
 }
 
-static void delete_alias(void *alias) {
-    dlb_shim.delete_tensor(alias);
-}
-
 static void release_alias(dlb_buffer *buffer) {
     void *alias = buffer->owner;
     dlb_buffer_free(buffer);
-    dlb_call_release(delete_alias, alias);
-}
-
-/* Another tensor over the same storage: for memory that processes share, which stays
- * where it is, and for kernels while nothing is lent. */
-static dlb_buffer *keep_storage(PyObject *tensor, const DLTensor *dl) {
-    dlb_torch_tensor handle = (dlb_torch_tensor)dlb_torch_handle(tensor), alias;
-    if (dlb_shim.alias == NULL ||
-        dlb_shim.alias(handle, dl->ndim, dl->shape, dl->strides, 0, &alias) != 0)
-        return NULL;
-    dlb_buffer *buffer = dlb_buffer_new(release_alias, alias, NULL, 0);
-    if (buffer == NULL) {
-        delete_alias(alias);
-        PyErr_NoMemory();
-    }
-    return buffer;
+    drop_alias(alias);
 }
 
 dlb_buffer *dlb_torch_keep(PyObject *tensor, const DLTensor *dl) {
+    dlb_torch_hold hold;
     if (!dlb_torch_is_cpu(dlb_torch_impl(tensor)))
         return NULL;
     if (dlb_torch_extent(dl) == 0)
         return dlb_buffer_of_object(tensor);
-    counted_memory *block = lending.open ? hold_memory(storage_of(tensor)) : NULL;
-    dlb_buffer *buffer = block ? dlb_buffer_new(release_block, block, NULL, 0)
-                               : keep_storage(tensor, dl);
-    if (buffer == NULL && block != NULL) {
-        drop_block(block);
+    if (!dlb_torch_hold_memory(dlb_torch_handle(tensor), dl, &hold))
+        return NULL;
+    bool is_alias = hold.let_go == drop_alias;
+    dlb_buffer *buffer =
+        dlb_buffer_new(is_alias ? release_alias : release_block, hold.owner, NULL, 0);
+    if (buffer == NULL) {
+        hold.let_go(hold.owner);
         PyErr_NoMemory();
     }
     return buffer;
@@ -555,8 +580,9 @@ static PyObject *open_lending(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!dlb_torch_is_exact(own) || !dlb_torch_is_exact(foreign) ||
         !dlb_torch_is_exact(part))
         Py_RETURN_FALSE;
-    const char *ours = storage_of(own), *theirs = storage_of(foreign);
-    const char *of_ours = storage_of(part);
+    const char *ours = storage_of(dlb_torch_handle(own));
+    const char *theirs = storage_of(dlb_torch_handle(foreign));
+    const char *of_ours = storage_of(dlb_torch_handle(part));
     lending.of_allocator = function_of(ours);
     lending.of_foreign = function_of(theirs);
     lending.of_part = function_of(of_ours);

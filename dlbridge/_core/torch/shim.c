@@ -35,7 +35,7 @@ static const struct {
     {"aoti_torch_empty_strided", &dlb_shim.empty_strided, REQUIRED},
     {"aoti_torch_delete_tensor_object", &dlb_shim.delete_tensor, REQUIRED},
     {"aoti_torch_check", &dlb_shim.check, REQUIRED},
-    {"aoti_torch__reinterpret_tensor", &dlb_shim.alias, OPTIONAL},
+    {"aoti_torch__reinterpret_tensor", &dlb_shim.alias, REQUIRED},
     {"torch_get_const_data_ptr", &dlb_shim.const_data_ptr, OPTIONAL},
     {"torch_delete_stable_ivalue", &dlb_shim.delete_boxed_value, OPTIONAL},
     {"torch_string_c_str", &dlb_shim.string_text, OPTIONAL},

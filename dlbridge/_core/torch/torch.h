@@ -45,9 +45,9 @@ typedef struct {
     int (*delete_tensor)(dlb_torch_tensor tensor);
     void (*check)(bool fine, const char *function, const char *file, uint32_t line,
                   const char *text); /* throws c10::Error */
-    /* May be missing. */
     int (*alias)(dlb_torch_tensor tensor, int64_t ndim, const int64_t *sizes,
                  const int64_t *strides, int64_t offset, dlb_torch_tensor *result);
+    /* May be missing. */
     int (*const_data_ptr)(dlb_torch_tensor tensor, const void **data);
     int (*delete_boxed_value)(dlb_torch_value *value);
     int (*string_text)(dlb_torch_string string, const char **text);
@@ -175,6 +175,15 @@ bool dlb_torch_is_cpu(const char *impl);
 bool dlb_torch_has_memory(PyObject *tensor, const DLTensor *dl);
 void dlb_torch_bump_version(PyObject *tensor);
 
+/* What keeps the memory of a tensor: to be given to `let_go` at the end. */
+typedef struct {
+    void *owner;
+    void (*let_go)(void *owner);
+} dlb_torch_hold;
+/* Hold the memory of a tensor of the CPU that has elements, whatever becomes of the
+ * tensor and its storage. Needs no GIL. False: it cannot be held so. */
+bool dlb_torch_hold_memory(const void *handle, const DLTensor *dl,
+                           dlb_torch_hold *hold);
 /* A buffer that keeps the memory of a plain tensor of the CPU, whatever becomes of the
  * tensor and its storage. NULL without an exception: it cannot be kept so. */
 dlb_buffer *dlb_torch_keep(PyObject *tensor, const DLTensor *dl);

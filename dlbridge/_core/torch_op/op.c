@@ -12,6 +12,7 @@
 #include "torch/torch.h"
 #include "torch_op/op.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- the pool of boxed functions ----
@@ -116,7 +117,14 @@ static _Thread_local failure failed_last;
  *
  * Arguments off torch's stack, the kernel, results onto it. Runs on any thread, without
  * the GIL. An error leaves as a C++ exception that libtorch throws for us, from the
- * last statement: by then nothing is owned any more. */
+ * last statement: by then nothing is owned any more.
+ *
+ * Another thread may give a tensor other memory and another shape meanwhile (x.data =
+ * y, x.set_, x.resize_, x.share_memory_). So the kernel gets copies of shapes and
+ * strides, and the memory on the CPU is held; that of CUDA is used again in the order
+ * of the stream. */
+
+#define DIMS 128 /* shapes and strides of all tensors of most calls */
 
 typedef struct {
     dlb_frame frame;
@@ -126,6 +134,9 @@ typedef struct {
     int string_count;
     int32_t device_type, device_index; /* torch's numbers, for the results */
     bool is_out;                       /* results are also arguments */
+    int32_t dim_count, held_count;
+    int64_t dims[DIMS];
+    dlb_torch_hold held[2 * DLB_MAX_TENSORS]; /* memory, and dims for want of room */
 } operator_call;
 
 /* ---- arguments ---- */
@@ -278,6 +289,25 @@ static bool has_memory(const DLTensor *dl, dlb_torch_tensor tensor) {
            dlb_packed_bytes(dl->dtype, 0, offset + count) <= bytes;
 }
 
+static void keep(operator_call *call, dlb_torch_hold hold) {
+    call->held[call->held_count++] = hold;
+}
+
+static int keep_dims(operator_call *call, DLTensor *dl) {
+    int64_t size = 2 * (int64_t)dl->ndim, *room = call->dims + call->dim_count;
+    if (size <= DIMS - call->dim_count) {
+        call->dim_count += (int32_t)size;
+    } else {
+        room = malloc((size_t)size * sizeof *room);
+        if (room == NULL)
+            return dlb_frame_fail(&call->frame, DLB_ERROR_MEMORY, "%s: out of memory",
+                                  call->kernel->name);
+        keep(call, (dlb_torch_hold){room, free});
+    }
+    dlb_copy_dims(dl, room, size);
+    return 0;
+}
+
 static int describe(operator_call *call, int index) {
     DLTensor *dl = &call->frame.tensors[index];
     dlb_torch_tensor tensor = call->tensors[index];
@@ -310,7 +340,7 @@ static int describe(operator_call *call, int index) {
         return dlb_frame_fail(&call->frame, DLB_ERROR_TYPE,
                               "%s: argument %d has a dtype that DLPack does not know",
                               call->kernel->name, index + 1);
-    return 0;
+    return keep_dims(call, dl);
 }
 
 static int describe_all(operator_call *call) {
@@ -330,12 +360,21 @@ static int describe_all(operator_call *call) {
     return 0;
 }
 
-static int check_memory(operator_call *call) {
+static int hold_memory(operator_call *call) {
     dlb_frame *frame = &call->frame;
-    for (int i = 0; i < frame->tensor_count; i++)
-        if (call->tensors[i] != NULL &&
-            !has_memory(&frame->tensors[i], call->tensors[i]))
+    for (int i = 0; i < frame->tensor_count; i++) {
+        const DLTensor *dl = &frame->tensors[i];
+        dlb_torch_hold hold;
+        if (call->tensors[i] == NULL)
+            continue;
+        if (!has_memory(dl, call->tensors[i]))
             return dlb_frame_refuse(call->kernel, frame, i, "null_data", -1);
+        if (dl->device.device_type != kDLCPU || dlb_torch_extent(dl) == 0)
+            continue;
+        if (!dlb_torch_hold_memory(call->tensors[i], dl, &hold))
+            return fail_in_torch(call);
+        keep(call, hold);
+    }
     return 0;
 }
 
@@ -417,7 +456,7 @@ static int execute(operator_call *call, const operator_layout *layout,
                    uint64_t outputs) {
     dlb_frame *frame = &call->frame;
     if (check_kernel(call, layout, outputs) < 0 || describe_all(call) < 0 ||
-        dlb_frame_bind(call->kernel, frame) < 0 || check_memory(call) < 0 ||
+        dlb_frame_bind(call->kernel, frame) < 0 || hold_memory(call) < 0 ||
         prepare_results(call, outputs) < 0)
         return -1;
     if (find_stream(call) < 0)
@@ -432,6 +471,8 @@ static void release(operator_call *call, int first, int end) {
     for (int i = first; i < end; i++)
         if (call->tensors[i] != NULL)
             dlb_shim.delete_tensor(call->tensors[i]);
+    for (int i = 0; i < call->held_count; i++)
+        call->held[i].let_go(call->held[i].owner);
 }
 
 /* Keep the error for who awaits it, else drop what it owns; its text stays readable. */
@@ -452,7 +493,7 @@ void dlb_torch_run(dlb_torch_value *stack, uint64_t inputs, uint64_t outputs,
     const operator_layout *layout =
         atomic_load_explicit(&layouts[number], memory_order_acquire);
     operator_call call;
-    call.string_count = 0;
+    call.string_count = call.dim_count = call.held_count = 0;
     call.kernel = dlb_entry_pin(layout->entry);
     call.device_index = -1;
     dlb_frame_start(&call.frame, "torch.Tensor");
