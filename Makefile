@@ -140,7 +140,7 @@ test-jax: .venv-jax/.ready
 TORCH_OLD ?= torch==2.6.0
 test-torch: .venv-torch/.ready
 	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py \
-	    tests/package/test_fast_paths.py $(PYTEST_ARGS)
+	    tests/exchange/test_lent_memory.py tests/package/test_fast_paths.py $(PYTEST_ARGS)
 
 # The frameworks of a GPU machine, as far as they run without a GPU: 6 GB, so that CI leaves it out.
 STACK ?= torch==2.11.0 'jax==0.11.*' 'numpy==2.5.*' 'cupy-cuda13x==14.2.*' apache-tvm-ffi jax-tvm-ffi numba \
@@ -155,7 +155,7 @@ test-peers: .venv/.test
 
 # Where a framework only adds itself: the tests that meet every framework that is installed.
 MEETINGS := tests/peers $(addprefix tests/test_,cli.py device.py dtype.py) tests/docs/test_examples.py \
-    tests/package/test_fast_paths.py $(addprefix tests/exchange/test_,capsules.py malformed.py) \
+    tests/package/test_fast_paths.py $(addprefix tests/exchange/test_,capsules.py lent_memory.py malformed.py) \
     $(addprefix tests/kernels/test_,direct.py functions.py gradients.py paddle.py wrap.py \
     call_errors.py destinations.py immutable_arguments.py inputs_and_results.py torch_tensor_state.py)
 

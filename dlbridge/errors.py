@@ -38,6 +38,7 @@ REASONS: dict[str, str] = {
     "flags": "the flags carry bits that the standard does not define",
     "lanes": "the dtype has no lanes, or more than the consumer knows",
     "lazy": "the tensor has no memory: symbolic, traced, fake, deleted or not evaluated",
+    "lent": "the producer would free or move memory that is lent",
     "masked": "a mask would be lost",
     "ndim": "the number of dimensions is negative or too large",
     "negative_bit": "the tensor is a lazy negation",

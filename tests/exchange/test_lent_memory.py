@@ -315,13 +315,16 @@ def test_torch_refuses_to_resize_a_storage_that_was_lent(
     """As after Tensor.numpy(), for every dtype; a tensor without elements lends nothing."""
     framework("torch")
     code = """
+    DTYPES = [torch.float32, torch.bfloat16, torch.bool]
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # others export no float8
+        DTYPES.append(torch.float8_e4m3fn)
     RESIZES = [
         lambda x: x.resize_(5000),
         lambda x: x.untyped_storage().resize_(0),
         lambda x: torch.cat([x, x], out=x.detach()),
     ]
     for lend in LENDS.values():
-        for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn):
+        for dtype in DTYPES:
             for resize in RESIZES:
                 x = torch.ones(1000).to(dtype)
                 lent = lend(x)
@@ -385,9 +388,107 @@ def test_a_view_survives_a_part_of_a_storage_that_goes_to_shared_memory(
     run_torch(run_python, code, "direct")
 
 
+@PATHS
+@pytest.mark.preloaded("torch")
+def test_a_view_survives_a_torch_storage_that_goes_to_shared_memory(
+    path: str, framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """On the general path a lazy clone of the storage keeps the memory where it was."""
+    framework("torch")
+    code = """
+    from multiprocessing.reduction import ForkingPickler
+
+    MOVES = [
+        lambda x: x.share_memory_(),
+        lambda x: x[5:].share_memory_(),
+        lambda x: x.untyped_storage().share_memory_(),
+        lambda x: x.untyped_storage()._share_fd_cpu_(),
+        lambda x: x.untyped_storage()._share_filename_cpu_(),
+        lambda x: ForkingPickler.dumps(x),
+        lambda x: torch.nn.ParameterList([torch.nn.Parameter(x)]).share_memory(),
+    ]
+    for strategy in torch.multiprocessing.get_all_sharing_strategies():
+        torch.multiprocessing.set_sharing_strategy(strategy)
+        for move in MOVES:
+            for name, lend in LENDS.items():
+                x = torch.full((1000,), 7.0)
+                lent = lend(x)
+                second = dlbridge.to_numpy(x)
+                move(x)
+                assert x.is_shared() and x[5] == 7, (name, move)
+                x.fill_(3)
+                others = [torch.full((1000,), 9.0) for _ in range(20)]
+                del x
+                if name == "capsule":
+                    lent = dlbridge.from_dlpack(lent)
+                assert np.all(np.asarray(lent) == 7) and np.all(second == 7), (name, move)
+    """
+    run_torch(run_python, code, path)
+
+
+@pytest.mark.preloaded("torch")
+def test_memory_of_others_does_not_go_to_shared_memory_under_a_view(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    """On the general path, where torch has no lazy clones of it."""
+    framework("torch")
+    code = """
+    def part():
+        whole, memory = watched()
+        return torch.empty(0).set_(whole.untyped_storage()[400:]), memory
+
+    for make in (watched, part):
+        for name, lend in LENDS.items():
+            x, memory = make()
+            lent = lend(x)
+            try:
+                x.share_memory_()
+            except dlbridge.ExchangeError as error:
+                assert error.reason == "lent", error
+            else:
+                raise AssertionError((name, "share_memory_ was not refused"))
+            x.fill_(5)
+            if name == "capsule":
+                lent = dlbridge.from_dlpack(lent)
+            assert np.all(np.asarray(lent) == 5), name
+            del lent
+            x.share_memory_()
+            assert x.is_shared() and x[0] == 5 and memory() is None, name
+    """
+    run_torch(run_python, code, "general")
+
+
+@pytest.mark.preloaded("torch")
+def test_a_failed_move_to_shared_memory_leaves_a_torch_storage_as_it_was(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    framework("torch")
+    code = """
+    import resource
+
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")
+    x = torch.full((1000,), 7.0)
+    lent = dlbridge.to_numpy(x)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        x.share_memory_()
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError("no file descriptor was needed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    x.fill_(5)
+    assert np.all(lent == 5)
+    """
+    run_torch(run_python, code, "general")
+
+
+@PATHS
 @pytest.mark.preloaded("torch")
 def test_a_worker_of_a_data_loader_may_return_a_tensor_and_a_view_of_it(
-    framework: Any, run_python: Callable[..., Any]
+    path: str, framework: Any, run_python: Callable[..., Any]
 ) -> None:
     """The worker moves the tensor to shared memory before it pickles the view."""
     framework("torch")
@@ -402,7 +503,7 @@ def test_a_worker_of_a_data_loader_may_return_a_tensor_and_a_view_of_it(
     for a, b in loader:
         assert np.array_equal(a.numpy(), b)
     """
-    run_torch(run_python, code, "direct")
+    run_torch(run_python, code, path)
 
 
 @pytest.mark.preloaded("torch")
@@ -658,6 +759,175 @@ def test_a_view_of_an_mlx_array_keeps_its_values(lend: str, framework: Any) -> N
         del x
         mx.clear_cache()
         assert np.all(np.asarray(dlbridge.to_numpy(lent)) == 7)
+
+
+def set_bytes(paddle: Any, x: Any) -> None:
+    x.get_tensor().set(np.zeros(3000, "float32"), paddle.CPUPlace())
+
+
+PADDLE: dict[str, Callable[[Any, Any], Any]] = {
+    "data": lambda paddle, x: setattr(x, "data", paddle.zeros([3])),
+    "set_": lambda paddle, x: x.set_(paddle.zeros([3])),
+    "copy_": lambda paddle, x: x.copy_(paddle.zeros([3000]), True),
+    "cast_": lambda _, x: x.cast_("float64"),
+    "assign": lambda paddle, x: paddle.assign(paddle.zeros([3000]), output=x),
+    "assign another dtype": lambda paddle, x: paddle.assign(
+        paddle.zeros([1000], "float64"), output=x
+    ),
+    "out": lambda paddle, x: paddle.add(paddle.zeros([3000]), paddle.zeros([3000]), out=x),
+    "get_tensor().set": set_bytes,
+    "_share_buffer_to": lambda paddle, x: paddle.zeros([1000])._share_buffer_to(x),
+    "_share_filename": lambda _, x: x.get_tensor()._share_filename(False),
+    "_clear_data": lambda _, x: x._clear_data(),
+}
+
+
+@pytest.mark.parametrize("lend", ["from_dlpack", "to_numpy"])
+@pytest.mark.parametrize("call", PADDLE)
+def test_a_view_survives_a_paddle_tensor_that_gets_other_memory(
+    call: str, lend: str, framework: Any
+) -> None:
+    """What is lent is the allocation, which Paddle counts."""
+    paddle = framework("paddle")
+    x = paddle.full([1000], 7.0)
+    lent = getattr(dlbridge, lend)(x)
+    PADDLE[call](paddle, x)
+    assert x.data_ptr() != np.asarray(lent).ctypes.data
+    del x
+    others = [paddle.full([1000], 9.0) for _ in range(20)]
+    assert np.all(np.asarray(lent) == 7)
+    del others
+
+
+@pytest.mark.parametrize("lend", ["from_dlpack", "to_numpy"])
+def test_mxnet_writes_later_to_memory_that_a_view_holds(lend: str, framework: Any) -> None:
+    """Its engine runs operations when it gets to them."""
+    mxnet = framework("mxnet")
+    x = mxnet.nd.full((1000,), 7.0)
+    lent = getattr(dlbridge, lend)(x)
+    x[:] = 3.0
+    mxnet.nd.add_n(x, x, out=x)
+    x.wait_to_read()
+    assert np.all(np.asarray(lent) == 6)
+    with pytest.raises(mxnet.MXNetError):
+        mxnet.nd.concat(x, x, dim=0, out=x)
+    del x
+    others = [mxnet.nd.full((1000,), 9.0) for _ in range(20)]
+    mxnet.nd.waitall()
+    assert np.all(np.asarray(lent) == 6)
+    del others
+
+
+def test_an_export_of_mxnet_waits_for_what_is_queued(framework: Any) -> None:
+    mxnet = framework("mxnet")
+    x = mxnet.nd.full((300, 300), 1.0)
+    product = mxnet.nd.dot(x, x)  # reads x when the engine gets to it
+    lent = dlbridge.to_numpy(x)
+    lent[...] = 100
+    assert np.all(product.asnumpy() == 300)
+    x[:] = mxnet.nd.dot(product, product) * 0 + 5
+    assert np.all(dlbridge.to_numpy(x) == 5)
+
+
+def test_an_array_of_dpnp_has_no_call_that_frees_or_moves_its_memory(framework: Any) -> None:
+    dpnp = framework("dpnp")
+    memory = framework("dpctl.memory")
+    for kind in (dpnp.ndarray, dpnp.tensor.usm_ndarray, memory.MemoryUSMDevice):
+        assert not set(dir(kind)) & {"close", "delete", "free", "release", "resize"}
+    x = dpnp.full(1000, 7, dtype="float32")
+    lent = dlbridge.from_dlpack(x)
+    with pytest.raises(AttributeError):
+        x.data = dpnp.zeros(3).data
+    with pytest.raises(ValueError, match="shape"):
+        dpnp.add(dpnp.zeros(3000), 1, out=x)
+    del x
+    others = [dpnp.full(1000, 9, dtype="float32") for _ in range(20)]
+    assert np.all(dlbridge.to_numpy(lent, device="cpu") == 7)
+    del others
+
+
+def test_an_ort_value_is_never_resized(framework: Any) -> None:
+    ort = framework("onnxruntime")
+    x = ort.OrtValue.ortvalue_from_numpy(np.full(1000, 7, "float32"))
+    lent = dlbridge.to_numpy(x)
+    with pytest.raises(RuntimeError, match="size"):
+        x.update_inplace(np.zeros(3000, "float32"))
+    del x
+    others = [np.full(1000, 9, "float32") for _ in range(20)]
+    assert np.all(lent == 7)
+    del others
+
+
+def test_an_io_binding_of_onnxruntime_writes_its_results_again(framework: Any) -> None:
+    """A limit of the runtime: what `get_outputs` returned is memory of the next run as well."""
+    ort, onnx = framework("onnxruntime"), framework("onnx")
+    helper = onnx.helper
+    values = [helper.make_tensor_value_info(name, 1, ["n"]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", *([v] for v in values))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    binding = session.io_binding()
+    binding.bind_output("y", "cpu")
+    views = []
+    for number in (1, 2):
+        x = ort.OrtValue.ortvalue_from_numpy(np.full(1000, number, "float32"))
+        binding.bind_ortvalue_input("x", x)
+        session.run_with_iobinding(binding)
+        views.append(dlbridge.to_numpy(binding.get_outputs()[0]))
+    assert np.all(views[0] == -2)
+    assert np.shares_memory(*views)
+    binding.clear_binding_outputs()
+    del binding, session
+    others = [np.full(1000, 9, "float32") for _ in range(20)]
+    assert np.all(views[0] == -2)
+    del others
+
+
+def test_a_tensor_of_openvino_moves_when_it_grows(framework: Any) -> None:
+    """A limit of OpenVINO: its own `tensor.data` does not stop it either."""
+    openvino = framework("openvino")
+    tensor = openvino.Tensor(openvino.Type.f32, openvino.Shape([1000]))
+    lent = dlbridge.from_dlpack(tensor)
+    tensor.shape = [1000, 100]
+    assert lent.data_ptr != tensor.data.ctypes.data
+    shared = openvino.Tensor(np.full(1000, 7, "float32"), shared_memory=True)
+    lent = dlbridge.from_dlpack(shared)
+    with pytest.raises(RuntimeError):
+        shared.shape = [1000, 100]
+    assert lent.data_ptr == shared.data.ctypes.data
+
+
+def test_an_array_of_warp_is_never_resized(framework: Any) -> None:
+    warp = framework("warp")
+    x = warp.full(1000, 7.0, dtype=warp.float32, device="cpu")
+    lent = dlbridge.to_numpy(x)
+    with pytest.raises(RuntimeError, match="size"):
+        x.assign(np.zeros(3000, "float32"))
+    del x
+    others = [warp.full(1000, 9.0, dtype=warp.float32, device="cpu") for _ in range(20)]
+    assert np.all(lent == 7)
+    del others
+
+
+COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "enlarge": ("pandas", lambda x: x.__setitem__(2000, 3.0)),
+    "append": ("polars", lambda x: x.append(x)),
+    "extend": ("polars", lambda x: x.extend(x)),
+    "set": ("polars", lambda x: x.__setitem__(0, 3.0)),
+    "sort": ("polars", lambda x: x.sort(in_place=True, descending=True)),
+}
+
+
+@pytest.mark.parametrize("call", COLUMNS)
+def test_a_view_survives_a_column_that_gets_other_memory(call: str, framework: Any) -> None:
+    name, change = COLUMNS[call]
+    x = framework(name).Series(np.full(1000, 7, "float32"))
+    lent = dlbridge.to_numpy(x)
+    change(x)
+    del x
+    others = [np.full(1000, 9, "float32") for _ in range(20)]
+    assert np.all(lent == 7)
+    del others
 
 
 def test_a_mapped_file_of_pyarrow_may_be_closed_under_a_view(

@@ -395,9 +395,10 @@ REFUSALS: dict[str, list[Row]] = {
     ],
     "version": [Row(lie(version=(2, 0)), "2.0", "update dlbridge", ANY)],
 }
-# Elsewhere: `sharded` needs two devices (tests/peers/test_jax.py), `overlap` a second argument and
-# `consumer` a framework that fails (below).
-OTHERS = {"consumer", "overlap", "sharded"}
+# Elsewhere: `sharded` needs two devices (tests/peers/test_jax.py), `overlap` a second argument,
+# `consumer` a framework that fails (below) and `lent` a call of the producer's
+# (test_lent_memory.py).
+OTHERS = {"consumer", "lent", "overlap", "sharded"}
 
 ROWS = [
     pytest.param(reason, row, call, id=f"{reason}-{number}-{call}")

@@ -15,7 +15,7 @@ from dlbridge.errors import DLBridgeError, ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import DryRunEnd, ExchangeContext, Policy
-from dlbridge.frameworks.torch import internals
+from dlbridge.frameworks.torch import internals, sharing
 from dlbridge.frameworks.torch.internals import guard_is_open
 from dlbridge.signals import is_from_handler
 from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
@@ -396,9 +396,11 @@ def _lend(alias: Any, policy: Policy, context: ExchangeContext) -> native.Tensor
     _fix_size(alias)
     table = getattr(type(alias), _TABLE, None)
     if table is None:
-        return protocol.take_dlpack(alias, policy, context)
-    context.route.append("torch C exchange table")
-    return native.take_table(alias, table)
+        tensor = protocol.take_dlpack(alias, policy, context)
+    else:
+        context.route.append("torch C exchange table")
+        tensor = native.take_table(alias, table)
+    return sharing.lent(alias, tensor) if alias.device.type == "cpu" and alias.numel() else tensor
 
 
 def _fix_size(alias: Any) -> None:

@@ -1,0 +1,93 @@
+"""Storages that move to shared memory while their memory is lent, in a torch that is not proved.
+
+`share_memory_`, and every pickle for another process, puts a storage's values into shared memory
+and frees the memory where they were, whoever has a view of it. On a proved version the core holds
+that memory itself (`_core/torch/internals.c`). Elsewhere there is no public way to hold more than
+the storage. But the storage moves by two methods of its Python object, which stays the same as long
+as the storage lives. So on a storage that was lent these two are wrapped: before it moves, its
+memory is handed to a lazy clone, which lives as long as the views. Memory that torch did not
+allocate has no lazy clones; its storage refuses to move under a view.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from dlbridge import registry
+from dlbridge._core import native
+from dlbridge.errors import ExchangeError
+from dlbridge.signals import is_from_handler
+
+_MOVES = ("_share_fd_cpu_", "_share_filename_cpu_")
+_LOCK = registry.lock()
+_MEMORY = "_dlbridge_memory"  # of a storage: a weak reference to what the views of it hold
+
+
+class Memory:
+    """What all views of one storage hold: where the storage has moved, its memory from before."""
+
+    __slots__ = ("__weakref__", "before")
+
+    before: Any
+
+
+def lent(x: Any, tensor: native.TensorBase) -> native.TensorBase:
+    """Return a Tensor that keeps its memory when the storage of `x`, on the CPU, moves."""
+    storage = x.untyped_storage()
+    if storage.is_shared():
+        return tensor  # which torch moves no more
+    return native.take_object(
+        (tensor, _memory_of(storage)),
+        tensor.data_ptr,
+        tensor.shape,
+        tensor.strides,
+        tensor._dtype_triple,
+        tensor._device_pair,
+    )
+
+
+def _memory_of(storage: Any) -> Memory:
+    attributes = vars(storage)
+    with _LOCK:
+        known = attributes.get(_MEMORY)
+        memory: Memory | None = None if known is None else known()
+        if memory is None:
+            memory = Memory()
+            attributes[_MEMORY] = ref(memory)
+            for name in _MOVES:
+                attributes[name] = partial(_move, name, ref(storage), ref(memory))
+    return memory
+
+
+def _move(name: str, storage_of: Any, memory_of: Any, *args: Any, **kwargs: Any) -> Any:
+    storage, memory = storage_of(), memory_of()
+    move = getattr(type(storage), name)
+    if memory is None or storage.is_shared():
+        return move(storage, *args, **kwargs)
+    memory.before = _cloned(storage)
+    try:
+        return move(storage, *args, **kwargs)
+    except BaseException:
+        if not storage.is_shared():
+            memory.before = None  # so that a write to the storage goes where it went
+        raise
+
+
+def _cloned(storage: Any) -> Any:
+    """Return a tensor that shares the memory of a storage until one of both is written or moves."""
+    torch: Any = sys.modules["torch"]
+    whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+    try:
+        return torch._lazy_clone(whole)
+    except (AttributeError, RuntimeError) as error:  # an older torch, and memory of others
+        if is_from_handler(error):
+            raise
+        raise ExchangeError(
+            "lent",
+            "share_memory_: dlbridge has lent the memory of this torch storage, and this torch "
+            "would free it under a view when the storage moves to shared memory; drop the views "
+            "first, or exchange with copy=True",
+        ) from error
