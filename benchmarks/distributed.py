@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ from benchmarks.timing import describe_machine, render
 
 SIZES = {"8 B": 8, "1 KiB": 2**10, "4 KiB": 2**12, "8 KiB": 2**13, "64 KiB": 2**16}
 SIZES |= {"1 MiB": 2**20, "64 MiB": 2**26}
-SMALL = 2**12  # up to here all calls are measured
 FRAMEWORKS = ("numpy", "torch", "jax", "dlbridge")
 
 
@@ -184,7 +184,7 @@ def main() -> None:
     for label, nbytes in SIZES.items():
         batches = effort.batches if nbytes < LARGE else max(3, effort.batches // 10)
         calls = {"allreduce": reductions(nbytes), "send and back": echoes(nbytes)}
-        if nbytes <= SMALL:
+        if nbytes < LARGE:
             calls |= copies(nbytes)
         for call, ways in calls.items():
             us = measure(world, ways, effort._replace(batches=batches))
@@ -196,11 +196,11 @@ def main() -> None:
         print(json.dumps(rows))
 
 
-def sources(nbytes: int) -> dict[str, Any]:
-    """Return one tensor of so many bytes, of each framework that is installed."""
+def sources(nbytes: int, rows: int = 1) -> dict[str, Any]:
+    """Return one tensor of so many bytes, in rows, of each framework that is installed."""
     import dlbridge
 
-    array = np.ones(nbytes // 4, np.float32)
+    array = np.ones((rows, nbytes // 4 // rows), np.float32)
     made: dict[str, Any] = {"numpy": array, "dlbridge": dlbridge.from_dlpack(array)}
     for name in ("torch", "jax"):
         try:
@@ -226,12 +226,13 @@ def reductions(nbytes: int) -> dict[str, Callable[[], object]]:
 
 
 def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
-    """Return the other collectives that small tensors are passed to, by each way."""
+    """Return the other collectives, by each way; mpi4py's make their results too."""
     from mpi4py import MPI
 
     from dlbridge import mpi
 
-    world, array = MPI.COMM_WORLD, np.ones(nbytes // 4, np.float32)
+    world = MPI.COMM_WORLD
+    array = np.ones((world.size, nbytes // 4 // world.size), np.float32)
     into = array.copy()
 
     def reduce() -> None:
@@ -248,16 +249,30 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
     def gather() -> None:
         world.Allgather(array, np.empty((world.size, *array.shape), array.dtype))
 
-    made: dict[str, dict[str, Callable[[], object]]] = {
-        "reduce": {"mpi4py": reduce},
-        "bcast and barrier": {"mpi4py": spread},
-        "allgather": {"mpi4py": gather},
+    def scatter() -> None:
+        world.Reduce_scatter_block(array, np.empty_like(array[0]))
+
+    raw: dict[str, Callable[[], object]] = {
+        "reduce": reduce,
+        "bcast and barrier": spread,
+        "allgather": gather,
+        "reduce_scatter": scatter,
+        "alltoall": lambda: world.Alltoall(array, np.empty_like(array)),
     }
-    for name, x in sources(nbytes).items():
-        made["reduce"][name] = lambda x=x: mpi.reduce(x)  # type: ignore[misc]
-        made["bcast and barrier"][name] = lambda x=x: ours(x)  # type: ignore[misc]
-        made["allgather"][name] = lambda x=x: mpi.allgather(x)  # type: ignore[misc]
-    return made
+    by_dlbridge: dict[str, Callable[[Any], object]] = {
+        "reduce": mpi.reduce,
+        "bcast and barrier": ours,
+        "allgather": mpi.allgather,
+        "reduce_scatter": mpi.reduce_scatter,
+        "alltoall": mpi.alltoall,
+    }
+    return {
+        call: {
+            "mpi4py": raw[call],
+            **{name: partial(way, x) for name, x in sources(nbytes, world.size).items()},
+        }
+        for call, way in by_dlbridge.items()
+    }
 
 
 def echoes(nbytes: int) -> dict[str, Callable[[], object]]:
