@@ -238,7 +238,7 @@ def test_convert_func_refuses_what_cannot_be_called() -> None:
     """When it is made, not when it is called."""
     with pytest.raises(UnsupportedTypeError, match="to_dlpack_func must be a function"):
         dlbridge.convert_func(lambda x: x, np.ndarray, 7)
-    with pytest.raises(UnsupportedTypeError, match="wrap:"):
+    with pytest.raises(UnsupportedTypeError, match="convert_func:"):
         dlbridge.convert_func(7, np.ndarray, lambda x: x)
 
 

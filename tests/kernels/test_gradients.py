@@ -184,7 +184,7 @@ def test_an_unknown_name_is_refused_with_what_there_is() -> None:
     with pytest.raises(UnsupportedTypeError) as caught:
         make(lambda x, cotangent: None)
     assert str(caught.value) == (
-        "vjps::axpy: its vjp asks for 'cotangent'; what it can have is "
+        "wrap: vjps::axpy: its vjp asks for 'cotangent'; what it can have is "
         "out, grad, grad_out, alpha, x, y"
     )
     with pytest.raises(UnsupportedTypeError, match="asks for '\\*everything'"):

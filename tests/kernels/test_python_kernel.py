@@ -336,8 +336,8 @@ def test_parameters_must_be_those_of_the_schema() -> None:
     with pytest.raises(UnsupportedTypeError) as caught:
         wrap(lambda x: x, ADD, abi="python:numpy")
     assert str(caught.value) == (
-        "py::add: its schema calls the function as <lambda>(x, y), but it takes (x): too many "
-        "positional arguments"
+        "wrap: py::add: its schema calls the function as <lambda>(x, y), but it takes (x): too "
+        "many positional arguments"
     )
     schema = "py::scale(x: f32[n], *, alpha: float) -> f32[n]"
     with pytest.raises(UnsupportedTypeError, match="<lambda>\\(x, alpha=…\\), but it takes"):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernels.schema_strategies import schemas
 
+from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
 from dlbridge.kernels.schema import Arguments, Schema
 
@@ -128,6 +129,7 @@ def test_a_kernel_without_arguments_takes_none() -> None:
 def test_arguments_are_sorted_as_python_sorts_them(schema: Schema, data: st.DataObject) -> None:
     """`inspect.Signature.bind` decides the same about every call."""
     values = {"tensor": X, "int": 5, "float": 2.5, "bool": True, "str": "s"}
+    values["dtype"] = DType("float32")
     listed = schema.parameters
     count = data.draw(st.integers(0, len(listed) + 1))
     args = tuple([values[part.kind] for part in listed[:count]]) + (X,) * (count - len(listed))

@@ -44,7 +44,11 @@ def test_the_page_has_schemas_of_every_kind() -> None:
 
 @pytest.mark.parametrize("text", SCHEMAS)
 def test_every_schema_on_the_page_is_one(text: str) -> None:
-    assert str(Schema.parse(text)) == text.replace("1e-6", "1e-06")
+    schema = Schema.parse(text)
+    if "like " in text:  # of which the canonical notation has the dtype and the shape
+        assert Schema.parse(str(schema)) == schema
+    else:
+        assert str(schema) == text.replace("1e-6", "1e-06")
 
 
 @pytest.mark.parametrize("row", rows("Tensors"), ids=lambda row: row[0])

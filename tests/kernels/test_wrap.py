@@ -282,7 +282,7 @@ def test_the_vjp_goes_when_the_schema_changes() -> None:
         ({"align": True}, "align must be a power of two up to 4096, got True"),
         ({"name": "axpy"}, "name must be 'namespace::name', got 'axpy'"),
         ({"abi": "stdcall"}, "abi must be one of 'dltensors', 'pointers', "),
-        ({"platforms": {"tpu": NOTHING}}, "platforms must be named among cpu, cuda, "),
+        ({"platforms": {"npu": NOTHING}}, "platforms must be named among cpu, cuda, "),
         ({"platforms": {"cpu": KERNEL(lambda *_: 0)}}, "fn and platforms['cpu'] are two functions"),
         ({"abi": {"cuda": "dltensors"}}, "there is no function for 'cuda'"),
     ],

@@ -264,8 +264,8 @@ def test_small_calls_of_mpi_go_on_while_what_they_know_is_set_anew(mpi_library: 
             if i < 2:
                 renew()
                 continue
-            assert calls.allreduce(array, "sum").tolist() == array.tolist()
-            assert calls.allgather(array, "key").shape == (1, 8)
+            assert calls.allreduce(array, "sum", None).tolist() == array.tolist()
+            assert calls.allgather(array, None, "key").shape == (1, 8)
             assert calls.barrier("key") is None
             tags[i].append(shared.next_payload())
 
