@@ -11,6 +11,7 @@ from dlbridge.exchange.context import Narrow
 from dlbridge.exchange.protocol import describe
 
 Params = dict[str, dict[str, Any]]
+_WITHOUT_BRIDGE = ("tensorflow", "keras", "tf_keras")  # modules of models
 
 
 def bridge(
@@ -75,6 +76,16 @@ def bridge(
         given = {"params": params is not None, "buffers": buffers is not None}
         _refuse(given, "is for a function of JAX; a torch.nn.Module has its own tensors")
         return _to_jax(f, to, target, mutable, batch, narrow)
+    if target.name not in ("jax", "torch"):
+        raise ArgumentError(
+            "bridge: a torch.nn.Module goes to 'jax', a function of JAX to 'torch', got "
+            f"to={target.name!r}"
+        )
+    if any(base.__module__.partition(".")[0] in _WITHOUT_BRIDGE for base in type(f).__mro__):
+        raise UnsupportedTypeError(
+            f"bridge: there is no bridge from TensorFlow or Keras, got {describe(f)}; with the JAX "
+            "backend of Keras, pass a function that calls model.stateless_call"
+        )
     if target.name == "torch" and callable(f):
         given = {"narrow": narrow is not None, "batch": batch != "sequential"}
         _refuse(given, 'is for a torch.nn.Module, with to="jax"')

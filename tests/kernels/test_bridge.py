@@ -264,6 +264,8 @@ def test_a_module_that_cannot_cross_is_refused_with_advice():
         dlbridge.bridge(np.sin, to="jax")
     with pytest.raises(ArgumentError, match="goes to 'jax', got to='numpy'"):
         dlbridge.bridge(module, to="numpy")
+    with pytest.raises(ArgumentError, match="a function of JAX to 'torch', got to='tensorflow'"):
+        dlbridge.bridge(np.sin, to="tensorflow")
     with pytest.raises(ArgumentError, match="batch must be 'sequential' or 'batched'"):
         dlbridge.bridge(module, to="jax", batch="broadcast")
     with pytest.raises(ArgumentError, match="no shape yet; call the module once"):
@@ -278,3 +280,27 @@ def test_a_module_that_cannot_cross_is_refused_with_advice():
         function({**params, "params": other}, X)
     with pytest.raises(ExchangeError, match="float64"):
         dlbridge.bridge(nn.Linear(2, 2).double(), to="jax")
+
+
+def test_forward_derivatives_are_those_of_torch():
+    """By the transpose of the module's backward pass."""
+    module = perceptron()
+    function, params = dlbridge.bridge(module, to="jax")
+    x = torch.tensor(np.asarray(X))
+    moving = torch.full_like(x, 0.5)
+    wanted, tangent = torch.func.jvp(module, (x,), (moving,))
+    got = jax.jvp(lambda x: function(params, x), (X,), (jnp.full_like(X, 0.5),))
+    np.testing.assert_allclose(got[0], wanted.detach(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got[1], tangent.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("to", ["jax", "torch"])
+def test_a_model_of_tensorflow_is_refused_by_name(to, framework):
+    tf = framework("tensorflow")
+
+    class Model(tf.Module):
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(UnsupportedTypeError, match="no bridge from TensorFlow or Keras"):
+        dlbridge.bridge(Model(), to=to, params=() if to == "torch" else None)
