@@ -71,12 +71,16 @@ JAX = """
     got = step(weights, add_one(jnp.asarray(x.numpy())))
     np.testing.assert_array_equal(np.asarray(got), wanted + 1)
 
+    def explain(y, device):
+        return dlbridge.explain(y, "jax", device=device)
+
     for device in ("cpu:4", (1, 9)):
-        for call in (dlbridge.to_jax, lambda y, device: dlbridge.explain(y, "jax", device=device)):
+        for call in (dlbridge.to_jax, explain):
             try:
                 call(x, device=device)
             except dlbridge.ExchangeError as error:
-                assert error.reason == "device" and "to_jax: JAX has no device" in str(error)
+                name = call.__name__
+                assert error.reason == "device" and f"{name}: JAX has no device" in str(error)
             else:
                 raise AssertionError(device)
     del sources, source
