@@ -861,8 +861,8 @@ static PyObject *call_fetch(PyObject *object, PyObject *const *values, size_t fl
     PyArrayObject *array = (PyArrayObject *)value;
     if (PyArray_NDIM(array) == 0)
         return PyArray_ToScalar(PyArray_DATA(array), array);
-    if (is_in_arena(array))
-        return copy_out(array);
+    if (is_in_arena(array) && !PyDataType_REFCHK(PyArray_DESCR(array)))
+        return copy_out(array); /* references have to be in memory that NumPy clears */
     if (is_private(array))
         return Py_NewRef(value);
     return PyArray_NewCopy(array, NPY_CORDER);
