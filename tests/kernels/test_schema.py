@@ -207,7 +207,8 @@ def test_the_text_of_a_schema_is_read_back_as_the_same(schema: Schema) -> None:
     assert again == schema
     assert hash(again) == hash(schema)
     assert again.encode() == schema.encode()
-    assert (again.parameters, again.results) == (schema.parameters, schema.results)
+    parts = again.parameters, again.results  # by their texts, as NaN equals nothing
+    assert repr(parts) == repr((schema.parameters, schema.results))
     assert pickle.loads(pickle.dumps(schema)) == schema
 
 
