@@ -39,6 +39,7 @@ class Effort(NamedTuple):
 
 QUICK = Effort(3, 0.0005)
 THOROUGH = Effort(200, 0.0005)
+MANY = 2000  # messages of `waitall`, as many each way
 LARGE = 2**20  # from here on a batch is one call, and a tenth of the batches are enough
 
 
@@ -191,6 +192,8 @@ def main() -> None:
             rows.append({"call": call, "size": label, "us": us})
     us = measure(world, {"mpi4py": world.Barrier, "dlbridge": mpi.barrier}, effort)
     rows.append({"call": "barrier", "size": "", "us": us})
+    us = measure(world, many(), effort._replace(batches=3))
+    rows.append({"call": "waitall", "size": f"{MANY:,} x 8 B", "us": us})
     if world.rank == 0:
         print(MPI.Get_library_version().split("\n")[0].strip("\0"))
         print(json.dumps(rows))
@@ -246,25 +249,38 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
         mpi.bcast(x)
         mpi.barrier()
 
+    def copy() -> None:
+        if world.rank == 0:
+            world.Bcast(array)
+        else:
+            world.Bcast(np.empty_like(array))
+
     def gather() -> None:
         world.Allgather(array, np.empty((world.size, *array.shape), array.dtype))
+
+    def exchange() -> None:
+        world.Alltoall(array, np.empty_like(array))
 
     def scatter() -> None:
         world.Reduce_scatter_block(array, np.empty_like(array[0]))
 
     raw: dict[str, Callable[[], object]] = {
         "reduce": reduce,
+        "bcast": copy,
         "bcast and barrier": spread,
         "allgather": gather,
         "reduce_scatter": scatter,
-        "alltoall": lambda: world.Alltoall(array, np.empty_like(array)),
+        "alltoall": exchange,
+        "alltoall, timeout=": exchange,
     }
     by_dlbridge: dict[str, Callable[[Any], object]] = {
         "reduce": mpi.reduce,
+        "bcast": mpi.bcast,
         "bcast and barrier": ours,
         "allgather": mpi.allgather,
         "reduce_scatter": mpi.reduce_scatter,
         "alltoall": mpi.alltoall,
+        "alltoall, timeout=": partial(mpi.alltoall, timeout=60.0),
     }
     return {
         call: {
@@ -304,6 +320,27 @@ def echoes(nbytes: int) -> dict[str, Callable[[], object]]:
     for name, x in sources(nbytes).items():
         ways[name] = lambda x=x, name=name: ours(x, name)  # type: ignore[misc]
     return ways
+
+
+def many() -> dict[str, Callable[[], object]]:
+    """Return many messages to and from the other rank, that are under way at once."""
+    from mpi4py import MPI
+
+    from dlbridge import mpi
+
+    world, array = MPI.COMM_WORLD, np.ones(2, np.float32)
+    other = 1 - world.rank
+
+    def raw() -> None:
+        into = [np.empty_like(array) for _ in range(MANY)]
+        received = [world.Irecv(each, other) for each in into]
+        MPI.Request.Waitall([*received, *(world.Isend(array, other) for _ in range(MANY))])
+
+    def ours() -> None:
+        received = [mpi.irecv(other) for _ in range(MANY)]
+        mpi.waitall([*received, *(mpi.isend(array, other) for _ in range(MANY))])
+
+    return {"mpi4py": raw, "numpy": ours}
 
 
 def measure(world: Any, ways: dict[str, Callable[[], object]], effort: Effort) -> dict[str, float]:

@@ -72,7 +72,7 @@ def check_flag(call: str, name: str, value: object) -> None:
 
 
 def words(call: str, name: str, value: object) -> tuple[str, ...]:
-    """Return the strings of an argument that is a list of them; one string is no list.
+    """Return the strings of an argument that is a list of them; a single string is refused.
 
     Raises:
         ArgumentError: it is something else; the text begins with `call`.

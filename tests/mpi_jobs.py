@@ -51,6 +51,18 @@ _OPENMPI_ENVIRONMENT = {
     "MPI4PY_LIBMPI": "libmpi.so.40",  # which mpi4py loads instead of MPICH
 }
 Said = dict[str, list[Any]]  # program: what each rank said
+WHOLE_PROGRAMS = (  # of tests/mpi/whole_programs.py
+    "bucketed_data_parallel",
+    "mixture_of_experts",
+    "pipeline",
+    "halo",
+    "ring",
+    "parameter_server",
+    "scattered_work",
+    "sharded_optimizer",
+    "transform_in_two_dimensions",
+    "spmd_graph",
+)
 
 
 def _said_so_far(arguments: tuple[object, ...]) -> str:

@@ -228,8 +228,8 @@ class Framework:
     def classify(self, cls: type) -> CPath | None:
         """Return (kind, payload) of the C path for objects of exactly `cls`, or None for none.
 
-        What that path declines, a third item reads where a copy is allowed: values(x) is a NumPy
-        array of the values that nobody writes to, or None for what Python decides.
+        An optional third item, values, reads what that path declines where a copy is allowed:
+        values(x) is a NumPy array that nothing else refers to, or None where Python decides.
         """
         return None
 

@@ -242,7 +242,7 @@ def check(call: str, to: object, policies: Mapping[str, Any]) -> Framework:
     return framework
 
 
-# Keywords of calls that are no policies, and may have been meant.
+# Keywords of calls besides the policies, which may have been meant.
 _FURTHER = {"convert_tree": ("unknown",), "stream": ("prefetch", "fresh", "unknown")}
 
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange, trees
 from dlbridge.exchange.context import Narrow
-from dlbridge.exchange.protocol import describe
+from dlbridge.exchange.protocol import describe, root_module
 
 Params = dict[str, dict[str, Any]]
-_WITHOUT_BRIDGE = ("tensorflow", "keras", "tf_keras")  # modules of models
+_WITHOUT_BRIDGE = frozenset(("tensorflow", "keras", "tf_keras"))  # where their models come from
 
 
 def bridge(
@@ -47,7 +47,7 @@ def bridge(
     `f(params, *args, **kwargs)`, with tensors of torch; JAX compiles it, once for each signature,
     and differentiates it. Floating and complex arrays of `params` are the module's parameters, its
     other arrays and those of `buffers` are buffers, by their paths in the trees; all of them are
-    copies, since optimisers write into them. What is no array is compiled in. Every call lends the
+    copies, since optimisers write into them. All other leaves are compiled in. Every call lends the
     memory of the tensors to JAX and takes its results, without a copy. Derivatives are of any
     order, torch.compile has the call as one operator, and torch.func.vmap is `jax.vmap`.
 
@@ -65,7 +65,7 @@ def bridge(
         narrow: as of `convert`, for the parameters of a module.
 
     Raises:
-        UnsupportedTypeError: `f` is no torch.nn.Module for JAX, and no function for torch.
+        UnsupportedTypeError: `f` is neither a torch.nn.Module, for JAX, nor a function, for torch.
         ArgumentError: the target is another, a value is unknown, an argument is of the other
             direction, the module's parameters have no shape yet or are on several devices, or two
             arrays would have one name.
@@ -81,10 +81,10 @@ def bridge(
             "bridge: a torch.nn.Module goes to 'jax', a function of JAX to 'torch', got "
             f"to={target.name!r}"
         )
-    if any(base.__module__.partition(".")[0] in _WITHOUT_BRIDGE for base in type(f).__mro__):
+    if _WITHOUT_BRIDGE.intersection(map(root_module, type(f).__mro__)):
         raise UnsupportedTypeError(
-            f"bridge: there is no bridge from TensorFlow or Keras, got {describe(f)}; with the JAX "
-            "backend of Keras, pass a function that calls model.stateless_call"
+            f"bridge: models of TensorFlow and Keras are not supported, got {describe(f)}; with "
+            "the JAX backend of Keras, pass a function that calls model.stateless_call"
         )
     if target.name == "torch" and callable(f):
         given = {"narrow": narrow is not None, "batch": batch != "sequential"}

@@ -337,7 +337,7 @@ def bcast(
         result = (_bcast if comm is None else call_of(comm, "bcast"))(x, root, to)
         if result is not False:
             return result
-    if (traced := operators.find(x, out)) is not None:
+    if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "bcast", x, "", root, out, comm, timeout)
     limit = in_time("bcast", comm, timeout)
     return ibcast(x, root, to=to, out=out, comm=comm).wait_or_cancel(limit)
@@ -371,7 +371,7 @@ def allreduce(
         result = (_allreduce if comm is None else call_of(comm, "allreduce"))(x, op, out)
         if result is not False:
             return result
-    if (traced := operators.find(x, out)) is not None:
+    if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "allreduce", x, op, 0, out, comm, timeout)
     limit = in_time("allreduce", comm, timeout)
     return iallreduce(x, op, out=out, comm=comm).wait_or_cancel(limit)
@@ -416,7 +416,7 @@ def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | Non
         result = (_allgather if comm is None else call_of(comm, "allgather"))(x, out, ALLGATHER)
         if result is not False:
             return result
-    if (traced := operators.find(x, out)) is not None:
+    if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "allgather", x, "", 0, out, comm, timeout)
     limit = in_time("allgather", comm, timeout)
     return iallgather(x, out=out, comm=comm).wait_or_cancel(limit)
@@ -490,7 +490,7 @@ def reduce_scatter(
         )
         if result is not False:
             return result
-    if (traced := operators.find(x, out)) is not None:
+    if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "reduce_scatter", x, op, 0, out, comm, timeout)
     limit = in_time("reduce_scatter", comm, timeout)
     return ireduce_scatter(x, op, out=out, comm=comm).wait_or_cancel(limit)
@@ -507,7 +507,7 @@ def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None
         result = (_alltoall if comm is None else call_of(comm, "alltoall"))(x, out, ALLTOALL)
         if result is not False:
             return result
-    if (traced := operators.find(x, out)) is not None:
+    if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "alltoall", x, "", 0, out, comm, timeout)
     limit = in_time("alltoall", comm, timeout)
     return ialltoall(x, out=out, comm=comm).wait_or_cancel(limit)

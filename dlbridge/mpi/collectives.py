@@ -23,6 +23,7 @@ from dlbridge.mpi.values import Destination, Kind, Source, give, take
 from dlbridge.tensor.values import raw_bytes
 
 Post = Callable[[Any, Any], Any]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Call(NamedTuple):
@@ -274,28 +275,23 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
     call = require_tensor(prepare("reduce_scatter", x, out, result, f"op={op!r}"))
     call, target = with_target(call)
 
-    def finish(whole: native.TensorBase) -> Any:
+    def finish(whole: Bytes) -> Any:
         assert target is not None
         assert dtype is not None
-        rows = np.asarray(raw_bytes(whole)).reshape(over.size, -1)
-        np.asarray(raw_bytes(target))[:] = rows[over.rank]
+        np.asarray(raw_bytes(target))[:] = whole.reshape(over.size, -1)[over.rank]
         reductions.finish(op, dtype, target, over.size)
         return call.finish(target)
 
     def small(operation: Operation) -> Steps:
         """Reduce the whole with the agreement."""
         assert call.source is not None
-        assert target is not None
         assert dtype is not None
         ufunc = reductions.find("reduce_scatter", op).ufunc
         combine = partial(reductions.combine_in_order, ufunc, dtype)
         payload = np.asarray(raw_bytes(call.source.tensor))
         ballot = call.ballot(over, payload, combine, state=state)
         yield from agree(over, operation, ballot)
-        rows = np.frombuffer(ballot.payload, np.uint8).reshape(over.size, -1)
-        np.asarray(raw_bytes(target))[:] = rows[over.rank]
-        reductions.finish(op, dtype, target, over.size)
-        return call.finish(target)
+        return finish(np.frombuffer(ballot.payload, np.uint8))
 
     def large(operation: Operation) -> Steps:
         yield from agree(over, operation, call.ballot(over, state=state))
@@ -325,7 +321,8 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
     if tensor.nbytes <= SCATTER_MOST and reductions.follow_ballot(over, tensor, dtype):
         call, state = _add_values(call, over, QUICK.calls[key], state, call.source.kind.empty)
         ballot = call.ballot(over, state=state)
-        return start(call, over, partial(_reduce_values, over, ballot, finish))
+        take_row = lambda whole: finish(np.asarray(raw_bytes(whole)))  # noqa: E731
+        return start(call, over, partial(_reduce_values, over, ballot, take_row))
     return start(call, over, small if 0 < tensor.nbytes <= MOST else large)
 
 
@@ -531,9 +528,6 @@ def iallgather(over: Channel, x: Any, out: Any, state: State | native.Collective
     if part * over.size > COPIED_MOST:
         return _copy(over, call, "Iallgather", state, whole=True)
     return start(call, over, partial(_gather, call, over, state, _all))
-
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _all(rows: Bytes) -> Bytes:

@@ -18,13 +18,13 @@ from dlbridge.errors import ArgumentError
 from dlbridge.mpi.linear import Parameters, result_shape, run, transpose
 
 
-def is_needed(x: Any, out: Any) -> bool:
+def is_needed(x: Any, is_plain: bool) -> bool:
     """Return whether a value is one of JAX, which may be traced or differentiated.
 
-    Outside of programs the operator is the plain call. That has `out` as well, for values which are
-    not traced.
+    Outside of programs the operator is the plain call. A call with arguments that only that has,
+    of a value which is not traced, is made at once.
     """
-    return isinstance(x, jax.core.Tracer if out is not None else jax.Array)
+    return isinstance(x, jax.core.Tracer if is_plain else jax.Array)
 
 
 def call(x: Any, what: Parameters) -> Any:

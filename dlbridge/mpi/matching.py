@@ -59,11 +59,14 @@ class Receive:
                 UNMATCHED.remove(self)
         return self.message
 
-    def take(self, source: int) -> None:
-        """Take the first message of a rank that fits."""
-        self.message = self.channel.messages.Mprobe(source, self.wanted[1])
+    def take(self, source: int) -> bool:
+        """Take the first message of a rank that fits, unless a receive in C was faster."""
+        self.message = self.channel.messages.Improbe(source, self.wanted[1])
+        if self.message is None:
+            return False
         UNMATCHED.remove(self)
         self.operation.may_cancel = False
+        return True
 
 
 def must_wait(channel: Channel, source: int | None) -> bool:
@@ -78,10 +81,10 @@ def _match(channel: Channel) -> None:
 
 
 def _match_one(channel: Channel, receives: list[Receive]) -> bool:
+    """Give one receive its message; return whether it got one."""
     status = channel.mpi.Status()
     for wanted in dict.fromkeys(each.wanted for each in receives):
         if channel.messages.Iprobe(*wanted, status):
             source, tag = status.Get_source(), status.Get_tag()
-            next(each for each in receives if each.fits(source, tag)).take(source)
-            return True
+            return next(each for each in receives if each.fits(source, tag)).take(source)
     return False

@@ -61,13 +61,14 @@ def substitute(calls: Sequence[Any], find: Any) -> None:
         registry.after_import(_DYNAMO, register)
 
 
-def find(x: Any, out: Any) -> Any:
+def find(x: Any, out: Any, timeout: Any) -> Any:
     """Return the module of operators that must serve a call with `x`, None for a call made now."""
+    is_plain = out is not None or timeout is not None  # operators have neither
     for name in _TRACING:
-        if _load(name) and _MODULES[name].is_needed(x, out):
+        if _load(name) and _MODULES[name].is_needed(x, is_plain):
             return _MODULES[name]
     for each in _ADDED:
-        if each.is_needed(x, out):
+        if each.is_needed(x, is_plain):
             return each
     return None
 

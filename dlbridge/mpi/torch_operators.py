@@ -10,7 +10,7 @@ from torch._higher_order_ops.effects import _EffectType
 from dlbridge.mpi.linear import Parameters, result_shape, run, transpose
 
 
-def is_needed(x: Any, _: Any) -> bool:
+def is_needed(x: Any, _: bool) -> bool:
     """Return whether a value is a tensor of torch that is traced or differentiated."""
     if not isinstance(x, torch.Tensor):
         return False

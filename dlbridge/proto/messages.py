@@ -80,7 +80,7 @@ def is_message(x: object, name: str) -> bool:
 
 
 def require(call: str, x: object, name: str) -> None:
-    """Refuse what is no message of this name.
+    """Refuse an object that is not a message of this name.
 
     Raises:
         UnsupportedTypeError: the text begins with `call`.

@@ -302,5 +302,7 @@ def test_a_model_of_tensorflow_is_refused_by_name(to, framework):
         def __call__(self, x):
             return x
 
-    with pytest.raises(UnsupportedTypeError, match="no bridge from TensorFlow or Keras"):
+    with pytest.raises(
+        UnsupportedTypeError, match="models of TensorFlow and Keras are not supported"
+    ):
         dlbridge.bridge(Model(), to=to, params=() if to == "torch" else None)

@@ -6,21 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mpi_jobs import Said, needs_mpi, said_by, start
+from mpi_jobs import WHOLE_PROGRAMS, Said, needs_mpi, said_by, start
 
 PROGRAMS = Path(__file__).with_name("whole_programs.py")
-NAMES = (
-    "bucketed_data_parallel",
-    "mixture_of_experts",
-    "pipeline",
-    "halo",
-    "ring",
-    "parameter_server",
-    "scattered_work",
-    "sharded_optimizer",
-    "transform_in_two_dimensions",
-    "spmd_graph",
-)
 pytestmark = [pytest.mark.mpi]
 
 
@@ -32,7 +20,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], S
     def run(count: int, how: str) -> Said:
         if (count, how) not in known:
             folder = tmp_path_factory.mktemp(f"ranks{count}")
-            done = start(count, PROGRAMS, folder, how, *NAMES)
+            done = start(count, PROGRAMS, folder, how, *WHOLE_PROGRAMS)
             known[count, how] = said_by(folder, count, done)
         return known[count, how]
 
@@ -46,7 +34,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], S
     ("count", "how"),
     [(2, "undisturbed"), (3, "undisturbed"), (4, "undisturbed"), (2, "late"), (3, "late")],
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WHOLE_PROGRAMS)
 def test_a_program_gives_the_values_of_one_process(
     name: str, count: int, how: str, together: Callable[[int, str], Said]
 ) -> None:
@@ -70,7 +58,7 @@ def test_receives_from_any_rank_find_messages_that_mpich_loses(
 @pytest.mark.subprocess
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["killed", "interrupted"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WHOLE_PROGRAMS)
 def test_a_rank_that_ends_in_the_middle_ends_the_job(name: str, how: str, tmp_path: Path) -> None:
     done = start(3, PROGRAMS, tmp_path, how, name, timeout=100)
     assert done.returncode != 0

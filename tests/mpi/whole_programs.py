@@ -184,19 +184,6 @@ def spmd_graph() -> None:
                 assert session.run(add) == step * SIZE * (SIZE + 1)
 
 
-NAMES = (
-    "bucketed_data_parallel",
-    "mixture_of_experts",
-    "pipeline",
-    "halo",
-    "ring",
-    "parameter_server",
-    "scattered_work",
-    "sharded_optimizer",
-    "transform_in_two_dimensions",
-    "spmd_graph",
-)
-
 # ---- disturbances --------------------------------------------------------------------------------
 
 
@@ -257,7 +244,7 @@ def main() -> None:
     if how in ENDS:
         repeat_until(ENDS[how], *names)
     with (Path(folder) / str(RANK)).open("w") as file:
-        for name in names or NAMES:
+        for name in names:
             program = globals()[name]
             try:
                 with DISTURBANCES[how]() as rounds:

@@ -282,3 +282,17 @@ def test_triton_has_to_be_imported_first(run_python: Callable[..., Any]) -> None
     """Both have an LLVM of their own, whose options are the process's."""
     assert run_python("import tensorflow, triton").returncode == -signal.SIGABRT
     run_python("import triton, tensorflow").check()
+
+
+def test_narrow_dtypes_go_to_tensorflow_where_its_constructor_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By `tensorflow.constant`, with the same values."""
+    types = pytest.importorskip("ml_dtypes")
+    array = np.array([0.5, -2.0, 1.0], types.float8_e4m3fn)
+    direct = adapter._constant(array)
+    monkeypatch.setattr(adapter, "_constructor", lambda: None)
+    for made in (adapter._constant(array), to_tensorflow(array)):
+        assert isinstance(made, tf.Tensor)
+        assert made.dtype == direct.dtype == tf.dtypes.experimental.float8_e4m3fn
+        assert made.numpy().tobytes() == direct.numpy().tobytes() == array.tobytes()

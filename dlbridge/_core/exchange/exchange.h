@@ -56,8 +56,8 @@ PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none 
 int dlb_take(PyObject *x, dlb_view *view);
 /* For a call of this name by the user: it also takes what has only __dlpack__, of which
  * -1 may be the refusal of the call; NULL for none. Tensors of torch that require a
- * gradient are detached or declined; what has no memory of its own for DLPack is taken
- * by its values, or declined. */
+ * gradient are detached or declined; objects whose memory DLPack cannot describe are
+ * taken by value, or declined. */
 int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
                  dlb_view *view);
 /* Whether its objects are tensors of a framework that were taken before; false of

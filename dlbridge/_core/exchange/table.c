@@ -30,8 +30,8 @@ static int table_allocate(DLTensor *prototype, DLManagedTensorVersioned **out,
 
 /* A borrowed DLTensor has no flags, and the one known consumer of managed tensors from
  * a table, tvm-ffi, drops them: read-only memory would come back writable. It is
- * refused in both; of values that never change nobody says here how to take them, so
- * that they are shared as by default. */
+ * refused in both. No policy can be given here for the values of JAX and TensorFlow,
+ * which are shared as by default. */
 static int expect_writable_tensor(void *object) {
     if (!dlb_is_tensor(object)) {
         PyErr_Format(PyExc_TypeError, "expected a dlbridge Tensor, got %s",

@@ -786,8 +786,8 @@ static int take_detached(PyObject *x, const DLPackExchangeAPI *table, dlb_view *
     return or_declined(status);
 }
 
-/* What has no memory that DLPack can describe, by its values: `values(x)` is a NumPy
- * array of them that nobody writes to, or None where Python decides. Not inlined: the
+/* Take an object whose memory DLPack cannot describe by value: `values(x)` is a NumPy
+ * array of its own, or None where Python decides. Not inlined: the
  * registers that it needs would be saved in every call. */
 __attribute__((noinline)) static int take_values(PyObject *x, dlb_view *view) {
     const entry_t *entry = find(Py_TYPE(x));

@@ -18,7 +18,8 @@ static atomic_bool looks_for_nans;
 /* ---- the fillings of guards and results ---- */
 
 enum { LEAST_GUARD = 256, MOST_GUARD = 65536 };
-/* Results and arguments differ: a value read beside an argument shows in a result. */
+/* They differ for results and arguments, so that a value read out of the bounds of an
+ * argument shows in a result. */
 enum { RESULT = 0xa5, ARGUMENT = 0x5a };
 
 typedef struct { /* repeats; the first byte is that of the first element */
@@ -118,7 +119,7 @@ static int64_t guard_size(int64_t nbytes) {
 }
 
 /* Memory for the elements, with a guard on either side, whose first element is aligned;
- * all of it is filled. False: there is none. */
+ * all of it is filled. False if it cannot be allocated. */
 static bool allocate(const dlb_kernel *kernel, guarded *made, int with) {
     int64_t alignment = kernel->alignment > 64 ? kernel->alignment : 64;
     int64_t begin, end, total;
@@ -347,7 +348,7 @@ static finding look_for_unwritten(const guarded *each, int32_t index, char *susp
     return found;
 }
 
-/* -1: the kernel failed this time, or there is no memory. */
+/* -1 if the kernel fails this time, or memory cannot be allocated. */
 static int look_again(const dlb_kernel *kernel, const dlb_target *target,
                       dlb_frame *frame, int with, char *suspects, finding *found) {
     guards *all = guard_all(kernel, frame, with);
@@ -491,7 +492,7 @@ static finding look_at_bounds(const guards *all) {
     return found;
 }
 
-/* -1: the kernel failed when it ran again. */
+/* -1 if the kernel fails when it runs again. */
 static int look_at_elements(const dlb_kernel *kernel, const dlb_target *target,
                             dlb_frame *frame, const guards *all, finding *found) {
     for (int32_t i = 0; i < all->count; i++) {
@@ -523,7 +524,7 @@ static finding look_at_gaps(const guards *all) {
     return found;
 }
 
-/* -1: the kernel failed when it ran again. The frame has the caller's memory. */
+/* -1 if the kernel fails when it runs again. The frame has the caller's memory. */
 static int look(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame,
                 const guards *all, finding *found) {
     *found = look_at_bounds(all);

@@ -195,7 +195,7 @@ bool dlb_signature_solve(const dlb_signature *signature, const dlb_solution *sol
            operate('*', *name, factor, &back) && back == rest;
 }
 
-/* The index of the first input that has no solution, or -1. */
+/* The index of the first input without a solution, or -1. */
 static int bind_solutions(const dlb_signature *signature, const DLTensor *inputs,
                           dlb_bindings *bindings) {
     for (int32_t i = 0; i < signature->solution_count; i++) {

@@ -639,8 +639,8 @@ static PyObject *find_call(const quick *self, PyObject *key) {
 }
 
 /* A Tensor for the result, and the view of it that is passed on: of the memory of
- * `out=` if that is given, and may be written meanwhile. NULL, without an exception:
- * there is no memory, which Python then tells all ranks. */
+ * `out=` if that is given, and may be written meanwhile. NULL, without an exception, if
+ * memory cannot be allocated: Python then reports that to all ranks. */
 static PyObject *make_target(DLDataType dtype, int32_t ndim, const int64_t *shape,
                              const destination *to, const source *from,
                              dlb_view *view) {

@@ -29,6 +29,10 @@ _SWITCH: Callable[[bool], AbstractContextManager[Any]] = (
 )
 
 
+def _is_wide() -> bool:
+    return bool(jax.config.jax_enable_x64)
+
+
 class Held(NamedTuple):
     """An array of a model.
 
@@ -249,7 +253,7 @@ class Model:
     framework = "jax"
     flatten = staticmethod(jax.tree_util.tree_flatten)
     unflatten = staticmethod(jax.tree_util.tree_unflatten)
-    is_wide = staticmethod(lambda: bool(jax.config.jax_enable_x64))
+    is_wide = staticmethod(_is_wide)
     address = staticmethod(lambda array: int(array.unsafe_buffer_pointer()))
 
     def __init__(self, function: Any, params: Any, buffers: Any, is_mutable: bool) -> None:
@@ -383,10 +387,6 @@ class _Tree:
 def is_moving(dtype: DType) -> bool:
     """Return whether values of a dtype can be differentiated."""
     return dtype.is_floating or dtype.is_complex
-
-
-def _is_wide() -> bool:
-    return bool(jax.config.jax_enable_x64)
 
 
 def _is_array(x: Any) -> bool:

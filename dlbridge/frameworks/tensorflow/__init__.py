@@ -305,15 +305,30 @@ def _copied_values(x: Any) -> np.ndarray[Any, Any]:
 
 
 def _constant(array: Any) -> Any:
-    """Return an eager tensor on the CPU with a copy of the values of an array.
+    """Return an eager tensor on the CPU with a copy of the values of an array."""
+    constructor = _constructor()
+    if constructor is not None:
+        return constructor(array.copy(), "/device:CPU:0", None)
+    tensorflow: Any = sys.modules["tensorflow"]
+    with tensorflow.init_scope(), tensorflow.device("/CPU:0"):
+        return tensorflow.constant(array)
 
-    `tensorflow.constant` does the same, after it has looked at all that surrounds the call.
-    """
-    from tensorflow.python.eager import context
-    from tensorflow.python.framework.ops import EagerTensor
 
-    context.context().ensure_initialized()
-    return EagerTensor(array.copy(), "/device:CPU:0", None)
+@cache
+def _constructor() -> Any:
+    """Return the class behind `tensorflow.constant`, which needs a third of the time, or None."""
+    try:
+        from tensorflow.python.eager import context
+        from tensorflow.python.framework.ops import EagerTensor
+
+        context.context().ensure_initialized()
+        made = EagerTensor(np.ones(3, np.float32), "/device:CPU:0", None)
+        is_right = made.dtype.name == "float32" and made.numpy().tolist() == [1, 1, 1]
+        return EagerTensor if is_right and "CPU:0" in made.device else None
+    except Exception as error:  # whatever fails: the public function remains
+        if is_from_handler(error):
+            raise
+        return None
 
 
 def _make(array: np.ndarray[Any, Any]) -> Any | None:

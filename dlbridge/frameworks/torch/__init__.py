@@ -388,7 +388,7 @@ def _exports_itself(x: Any) -> bool:
 
 
 def _lend(alias: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
-    """Return a Tensor over the memory of a plain tensor that nobody else has."""
+    """Return a Tensor over the memory of a plain tensor to which nothing else refers."""
     tensor = native.torch_lend(alias) if guard_is_open() else None
     if tensor is not None:
         context.route.append("torch storage")

@@ -186,7 +186,7 @@ def own_dtype(x: Any, kernel: str, argument: str) -> torch.dtype | None:
     """Return torch's dtype of what a call gave for one; dynamo traces it."""
     if x is None or isinstance(x, torch.dtype):
         return x
-    name = x.name if isinstance(x, DType) else x  # a DType is no constant to dynamo
+    name = x.name if isinstance(x, DType) else x  # dynamo takes no DType for a constant
     return _read_dtype(name, kernel, argument)
 
 

@@ -2,11 +2,11 @@
 
 `share_memory_`, and every pickle for another process, puts a storage's values into shared memory
 and frees the memory where they were, whoever has a view of it. On a proved version the core holds
-that memory itself (`_core/torch/internals.c`). Elsewhere there is no public way to hold more than
-the storage. But the storage moves by two methods of its Python object, which stays the same as long
-as the storage lives. So on a storage that was lent these two are wrapped: before it moves, its
-memory is handed to a lazy clone, which lives as long as the views. Memory that torch did not
-allocate has no lazy clones; its storage refuses to move under a view.
+that memory itself (`_core/torch/internals.c`). Elsewhere the public API can only hold the storage.
+But the storage moves by two methods of its Python object, which stays the same as long as the
+storage lives. So on a storage that was lent these two are wrapped: before it moves, its memory is
+handed to a lazy clone, which lives as long as the views. Memory that torch did not allocate cannot
+be cloned lazily; its storage refuses to move under a view.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ define(
 )
 
 
-def is_needed(x: Any, _out: Any) -> bool:
+def is_needed(x: Any, _: bool) -> bool:
     """Return whether a value is a Tensor of a graph."""
     return isinstance(x, Tensor)
 

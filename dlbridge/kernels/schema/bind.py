@@ -373,7 +373,7 @@ def _bind_pack(name: str, extents: tuple[Any, ...], bindings: Bindings) -> bool:
 
 
 def _solve(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
-    """Bind what expressions determine; return the place of the first that has no solution."""
+    """Bind what expressions determine; return the place of the first without a solution."""
     for place, index, name in schema.solved:
         got = tensors[place]
         assert got is not None  # it must be passed

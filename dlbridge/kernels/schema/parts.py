@@ -102,7 +102,7 @@ class Dim(NamedTuple):
         """Return what `name` is where a linear expression has this extent; None where unknown.
 
         Raises:
-            ArithmeticError: it has no such value, or any.
+            ArithmeticError: no value of the name gives this extent, or every value does.
         """
         base = self.evaluate({**names, name: 0})
         next_ = self.evaluate({**names, name: 1})
