@@ -189,10 +189,9 @@ def send(
     Small tensors are sent at once. Above some KiB it waits until the receiver has begun to receive:
     two ranks that send to each other use `sendrecv`.
     """
-    if timeout is None:
-        result = (_send if comm is None else call_of(comm, "send"))(x, dest, tag)
-        if result is not False:
-            return
+    result = (_send if comm is None else call_of(comm, "send"))(x, dest, tag, timeout)
+    if result is not False:
+        return
     limit = in_time("send", comm, timeout)
     isend(x, dest, tag, comm=comm).wait_or_cancel(limit)
 
@@ -233,8 +232,8 @@ def recv(
         ArgumentError: `out` has another shape or dtype; the message is lost.
         MemoryError: there is no memory for the result; the message is lost.
     """
-    if timeout is None and not UNMATCHED:
-        result = (_recv if comm is None else call_of(comm, "recv"))(source, tag, to, out)
+    if not UNMATCHED:
+        result = (_recv if comm is None else call_of(comm, "recv"))(source, tag, to, out, timeout)
         if result is not False:
             return result
     limit = in_time("recv", comm, timeout)
@@ -296,10 +295,9 @@ def ibarrier(*, comm: Any = None) -> Request:
 
 def barrier(*, comm: Any = None, timeout: float | None = None) -> None:
     """Wait until all ranks have come here."""
-    if timeout is None:
-        result = (_barrier if comm is None else call_of(comm, "barrier"))(BARRIER)
-        if result is not False:
-            return
+    result = (_barrier if comm is None else call_of(comm, "barrier"))(BARRIER, timeout)
+    if result is not False:
+        return
     limit = in_time("barrier", comm, timeout)
     ibarrier(comm=comm).wait_or_cancel(limit)
 
@@ -333,8 +331,8 @@ def bcast(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
-    if out is None and timeout is None:
-        result = (_bcast if comm is None else call_of(comm, "bcast"))(x, root, to)
+    if out is None:
+        result = (_bcast if comm is None else call_of(comm, "bcast"))(x, root, to, timeout)
         if result is not False:
             return result
     if (traced := operators.find(x, out, timeout)) is not None:
@@ -367,10 +365,9 @@ def allreduce(
 
     All ranks get the same bits.
     """
-    if timeout is None:
-        result = (_allreduce if comm is None else call_of(comm, "allreduce"))(x, op, out)
-        if result is not False:
-            return result
+    result = (_allreduce if comm is None else call_of(comm, "allreduce"))(x, op, out, timeout)
+    if result is not False:
+        return result
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "allreduce", x, op, 0, out, comm, timeout)
     limit = in_time("allreduce", comm, timeout)
@@ -397,8 +394,8 @@ def reduce(
 
     The arguments are those of `allreduce`; `out` is of use on the root alone.
     """
-    if out is None and timeout is None:
-        result = (_reduce if comm is None else call_of(comm, "reduce"))(x, op, root)
+    if out is None:
+        result = (_reduce if comm is None else call_of(comm, "reduce"))(x, op, root, timeout)
         if result is not False:
             return result
     limit = in_time("reduce", comm, timeout)
@@ -412,10 +409,10 @@ def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Return the tensors of all ranks, stacked: [size, *x.shape]."""
-    if timeout is None:
-        result = (_allgather if comm is None else call_of(comm, "allgather"))(x, out, ALLGATHER)
-        if result is not False:
-            return result
+    made_by_c = _allgather if comm is None else call_of(comm, "allgather")
+    result = made_by_c(x, out, ALLGATHER, timeout)
+    if result is not False:
+        return result
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "allgather", x, "", 0, out, comm, timeout)
     limit = in_time("allgather", comm, timeout)
@@ -484,12 +481,11 @@ def reduce_scatter(
     x: Any, op: str = "sum", *, out: Any = None, comm: Any = None, timeout: float | None = None
 ) -> Any:
     """Reduce tensors of shape [size, ...] as `allreduce` does; return row `rank` of that."""
-    if timeout is None:
-        result = (_reduce_scatter if comm is None else call_of(comm, "reduce_scatter"))(
-            x, op, out, REDUCE_SCATTER
-        )
-        if result is not False:
-            return result
+    result = (_reduce_scatter if comm is None else call_of(comm, "reduce_scatter"))(
+        x, op, out, REDUCE_SCATTER, timeout
+    )
+    if result is not False:
+        return result
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "reduce_scatter", x, op, 0, out, comm, timeout)
     limit = in_time("reduce_scatter", comm, timeout)
@@ -503,10 +499,9 @@ def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
 
 def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
     """Send row i of `x`, of shape [size, ...], to rank i; return the rows received, by rank."""
-    if timeout is None:
-        result = (_alltoall if comm is None else call_of(comm, "alltoall"))(x, out, ALLTOALL)
-        if result is not False:
-            return result
+    result = (_alltoall if comm is None else call_of(comm, "alltoall"))(x, out, ALLTOALL, timeout)
+    if result is not False:
+        return result
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "alltoall", x, "", 0, out, comm, timeout)
     limit = in_time("alltoall", comm, timeout)

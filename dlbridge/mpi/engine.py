@@ -56,6 +56,7 @@ class Operation:
         after: an operation that has to go on before this one does, or None.
         may_cancel: whether its request is a receive that MPI can take back.
         receive: the part of it that may be such a receive, None for itself.
+        posted: a receive that C has posted, None where its request is in `requests`.
         any_peer: whether one of the peers is enough.
         status: what MPI writes of the request under way, or None.
         source, tag: of a received message.
@@ -63,7 +64,7 @@ class Operation:
 
     __slots__ = (
         "after", "any_peer", "call", "channel", "done", "error", "kept", "may_cancel", "nbytes",
-        "peers", "receive", "requests", "result", "source", "status", "steps", "tag",
+        "peers", "posted", "receive", "requests", "result", "source", "status", "steps", "tag",
     )  # fmt: skip
 
     def __init__(self, call: str, peers: frozenset[int]) -> None:
@@ -77,6 +78,7 @@ class Operation:
         self.requests: tuple[Any, ...] = ()
         self.after: Operation | None = None
         self.receive: Operation | None = None
+        self.posted: native.Posted | None = None
         self.status: Any = None
         self.done = False
         self.error: BaseException | None = None
@@ -268,13 +270,9 @@ class Engine:
             operation = operation.receive or operation
             if operation.done or not operation.may_cancel:
                 return False
-            for request in operation.requests:  # none where it is matched without MPI
-                request.Cancel()
-                while not request.Test(operation.status):  # which needs no other rank
-                    pass
-                if not operation.status.Is_cancelled():  # its message has come
-                    self._advance(operation)
-                    return False
+            if not _take_back(operation):  # its message has come
+                self._advance(operation)
+                return False
             operation.requests = ()
             operation.error = MPIError(f"{operation.call}: was cancelled")
             self._end(operation)
@@ -304,6 +302,19 @@ class Engine:
                     "make the same calls, and none exit before the others are served"
                 )
                 self._end(operation)
+
+
+def _take_back(operation: Operation) -> bool:
+    """Take back the receive of an operation; return whether no message had come."""
+    if operation.posted is not None:
+        return operation.posted.cancel()
+    for request in operation.requests:  # none where it is matched without MPI
+        request.Cancel()
+        while not request.Test(operation.status):  # which needs no other rank
+            pass
+        if not operation.status.Is_cancelled():
+            return False
+    return True
 
 
 class Request:
@@ -364,6 +375,10 @@ class Request:
         if error is not None:
             raise error
         return self.operation.result
+
+    def wait_since(self, begun: float, timeout: float) -> Any:
+        """Wait as a blocking call does that C began at this time of `time.monotonic`."""
+        return self.wait_or_cancel(Deadline(float(timeout), begun + timeout))
 
     def wait_or_cancel(self, limit: Deadline | None) -> Any:
         """Wait as a blocking call does: a receive for which nothing came is not left behind."""

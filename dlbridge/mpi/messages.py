@@ -178,7 +178,9 @@ def _await_head(
     if posted is not None:
         assert source is not None
         operation.kept.append(posted)
+        operation.posted, operation.may_cancel = posted, True
         yield from _until(posted)
+        operation.may_cancel = False
         return memoryview(posted.data), source
     mpi = over.mpi
     operation.kept.append(space)

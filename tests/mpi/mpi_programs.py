@@ -445,6 +445,12 @@ def quick_calls() -> None:
     assert QUICK.recv(left, None, "numpy", None) is not False
     assert QUICK.isend(x, right, 0) is not False
     assert QUICK.recv(left, None, "numpy", None) is not False
+    for seconds in (60, 60.0, 0.01, float("inf"), None):
+        assert QUICK.allreduce(x, "sum", None, seconds) is not False, seconds
+        assert QUICK.barrier("barrier", seconds) is not False, seconds
+    for odd in (-1, 0, 0.001, True, float("nan"), "60", 10**400):  # Python looks at these
+        assert QUICK.allreduce(x, "sum", None, odd) is QUICK.barrier("barrier", odd) is False, odd
+        assert QUICK.recv(left, None, "numpy", None, odd) is False, odd
     for odd in (x[::-1], np.ones(3, ">f8"), "text", [1.0], np.ones((0, 2)), None):
         assert QUICK.allreduce(odd, "sum", None) is False, odd
         assert QUICK.send(odd, 0, 0) is QUICK.isend(odd, 0, 0) is False, odd
@@ -1070,6 +1076,23 @@ def timeouts() -> None:
         mpi.send(x, 0)
     elif rank == 0:
         check(mpi.recv(1, timeout=60), x)
+    large, into = np.arange(30000.0), np.zeros(30000)
+    for sent in (x, large):  # a receive by C is taken back as well
+        if rank == 0:
+            refused(MPITimeoutError, "no message has come", mpi.recv, 1, 6, timeout=0.02)
+            refused(MPITimeoutError, "no message has come", mpi.recv, 1, 6, out=into, timeout=0.02)
+            assert not engine().active
+        mpi.barrier(timeout=60)
+        if rank == 1:
+            mpi.send(sent, 0, 6, timeout=60)
+        elif rank == 0:
+            check(mpi.recv(1, 6, timeout=60), sent)
+    if rank == 0:
+        refused(MPITimeoutError, "send: is not over after 0.02 s", mpi.send, large, 1, timeout=0.02)
+    mpi.barrier(timeout=60)
+    if rank == 1:
+        check(mpi.recv(0, out=into, timeout=60), large)
+    finish()
     request = None
     if rank == 0:
         request = mpi.iallreduce(x)

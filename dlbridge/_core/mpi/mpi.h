@@ -30,6 +30,8 @@ typedef struct {
     int (*finalized)(int *);
     dlb_mpi_copies ialltoall, iallgather;
     int (*ibcast)(void *, int, dlb_mpi_handle, int, dlb_mpi_handle, dlb_mpi_handle *);
+    int (*cancel)(dlb_mpi_handle *);
+    int (*test_cancelled)(const void *, int *);
 } dlb_mpi;
 
 /* Room for MPI_Status, of which only `get_count` knows the fields. */

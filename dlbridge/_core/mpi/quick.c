@@ -246,6 +246,35 @@ static PyObject *posted_advance(PyObject *object, PyObject *Py_UNUSED(none)) {
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
+/* Take back a receive of which nothing has come: whether that was done. */
+static int cancel_posted(posted *self) {
+    const dlb_mpi *mpi = &self->over->mpi;
+    dlb_mpi_status status;
+    int done = 0, is_cancelled = 0, code;
+    if (!self->is_receive || !self->head.is_under_way || self->is_busy)
+        return 0;
+    if ((code = mpi->cancel(&self->head.handle)) != 0)
+        return dlb_mpi_failed("MPI_Cancel", code, self->peer);
+    while (!done) /* which needs no other rank */
+        if ((code = mpi->test(&self->head.handle, &done, status)) != 0)
+            return dlb_mpi_failed("MPI_Test", code, self->peer);
+    self->head.is_under_way = false;
+    if ((code = mpi->test_cancelled(status, &is_cancelled)) != 0)
+        return dlb_mpi_failed("MPI_Test_cancelled", code, self->peer);
+    if (!is_cancelled &&
+        (code = mpi->get_count(status, self->over->byte, &self->head.size)) != 0)
+        return dlb_mpi_failed("MPI_Get_count", code, self->peer);
+    return is_cancelled;
+}
+
+static PyObject *posted_cancel(PyObject *object, PyObject *Py_UNUSED(none)) {
+    int done;
+    DLB_BEGIN_EXCLUSIVE(object);
+    done = cancel_posted((posted *)object);
+    DLB_END_EXCLUSIVE();
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
 static PyObject *posted_data(PyObject *object, void *Py_UNUSED(closure)) {
     posted *self = (posted *)object;
     PyObject *made;
@@ -281,6 +310,9 @@ static void dealloc_posted(PyObject *object) {
 static PyMethodDef posted_methods[] = {
     {"advance", posted_advance, METH_NOARGS,
      "advance($self, /)\n--\n\nReturn whether the message has gone, or come."},
+    {"cancel", posted_cancel, METH_NOARGS,
+     "cancel($self, /)\n--\n\nTake back a receive of which nothing has come; return "
+     "whether that was done."},
     {0},
 };
 
@@ -589,6 +621,29 @@ static PyObject *make_result(PyObject *converter, DLDataType dtype, int32_t ndim
 
 /* ---- collectives ---- */
 
+/* Who makes a call: `timeout`, from `begun` on, is None or at least LONGEST. */
+typedef struct {
+    const quick *self;
+    PyObject *timeout;
+    double begun;
+} caller;
+
+/* Whether it is such a timeout; others are Python's. */
+static bool set_timeout(caller *by, PyObject *timeout) {
+    double seconds = LONGEST;
+    by->timeout = timeout;
+    if (timeout == Py_None)
+        return true;
+    if (PyFloat_CheckExact(timeout))
+        seconds = PyFloat_AS_DOUBLE(timeout);
+    else if (!PyLong_CheckExact(timeout) ||
+             ((seconds = PyLong_AsDouble(timeout)) == -1.0 && PyErr_Occurred()))
+        seconds = -1.0;
+    PyErr_Clear();
+    by->begun = now();
+    return seconds >= LONGEST;
+}
+
 /* Whether the ranks agree by now; 0: Python goes on. */
 static int settle(dlb_ballot *ballot, size_t nbytes) {
     int done = wait_shortly(advance_ballot, ballot, nbytes);
@@ -615,17 +670,21 @@ static PyObject *go_on(const quick *self, const char *name, void *under_way,
 
 /* Wait for it there. An interrupt ends the wait, not the call: the other ranks still
  * get what they wait for. */
-static PyObject *resume(const quick *self, const char *name, void *under_way,
+static PyObject *resume(const caller *by, const char *name, void *under_way,
                         PyObject *const *args, Py_ssize_t count) {
-    PyObject *request = go_on(self, name, under_way, args, count);
-    PyObject *result =
-        request == NULL ? NULL : PyObject_CallMethod(request, "wait", NULL);
+    PyObject *request = go_on(by->self, name, under_way, args, count), *result = NULL;
+    if (request != NULL && by->timeout == Py_None)
+        result = PyObject_CallMethod(request, "wait", NULL);
+    else if (request != NULL)
+        result =
+            PyObject_CallMethod(request, "wait_since", "dO", by->begun, by->timeout);
     Py_XDECREF(request);
     return result;
 }
 
+/* The count that is wanted, or one more: a timeout. */
 static bool has_count(const char *name, Py_ssize_t count, Py_ssize_t wanted) {
-    if (count == wanted)
+    if (count == wanted || count == wanted + 1)
         return true;
     PyErr_Format(PyExc_TypeError, "%s: expected %zd arguments, got %zd", name, wanted,
                  count);
@@ -719,12 +778,12 @@ static PyObject *make_reduced(const dlb_peers *over, const source *from,
     return give(from->converter, view);
 }
 
-static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *how,
+static PyObject *reduce_by(const caller *by, dlb_peers *over, const reduction *how,
                            const char *name, bool for_all, share gets, PyObject *out,
                            PyObject *const *args, Py_ssize_t count) {
     source from;
     size_t most = !for_all ? DLB_BALLOT_MOST : gets == ROW ? DLB_SCATTER_MOST : INT_MAX;
-    if (take_source(self, args[0], most, &from) <= 0)
+    if (take_source(by->self, args[0], most, &from) <= 0)
         return decline();
     const DLTensor *dl = &from.view.dl;
     int less = gets == ROW;
@@ -732,7 +791,7 @@ static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *
     PyObject *result = NULL;
     dlb_view view = {.buffer = NULL};
     if ((less && row_bytes(over, &from) == 0) ||
-        open_out(self, out, dl, dl->ndim - less, dl->shape + less, &to) <= 0) {
+        open_out(by->self, out, dl, dl->ndim - less, dl->shape + less, &to) <= 0) {
         drop_source(&from);
         return decline();
     }
@@ -745,7 +804,7 @@ static PyObject *reduce_by(const quick *self, dlb_peers *over, const reduction *
     }
     int agreed = settle(ballot, from.nbytes);
     if (agreed == 0)
-        result = resume(self, name, ballot, args, count);
+        result = resume(by, name, ballot, args, count);
     else if (agreed > 0)
         result = make_reduced(over, &from, &to, ballot, &view, gets);
     Py_DECREF(ballot);
@@ -757,25 +816,25 @@ done:
     return result;
 }
 
-static PyObject *reduce(const quick *self, dlb_peers *over, const char *name,
+static PyObject *reduce(const caller *by, dlb_peers *over, const char *name,
                         PyObject *key, bool for_all, share gets, PyObject *out,
                         PyObject *const *args, Py_ssize_t count) {
-    PyObject *how = find_call(self, key);
+    PyObject *how = find_call(by->self, key);
     PyObject *result = how != NULL && Py_TYPE(how) == &dlb_ReductionType
-                           ? reduce_by(self, over, (reduction *)how, name, for_all,
-                                       gets, out, args, count)
+                           ? reduce_by(by, over, (reduction *)how, name, for_all, gets,
+                                       out, args, count)
                            : decline();
     Py_XDECREF(how);
     return result;
 }
 
-static PyObject *quick_allreduce(const quick *self, dlb_peers *over,
+static PyObject *quick_allreduce(const caller *by, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t count) {
     PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
-    return reduce(self, over, "allreduce", key, true, WHOLE, args[2], args, count);
+    return reduce(by, over, "allreduce", key, true, WHOLE, args[2], args, count);
 }
 
-static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *const *args,
+static PyObject *quick_reduce(const caller *by, dlb_peers *over, PyObject *const *args,
                               Py_ssize_t count) {
     if (!PyUnicode_CheckExact(args[1]) || !PyLong_CheckExact(args[2]))
         return decline();
@@ -786,13 +845,13 @@ static PyObject *quick_reduce(const quick *self, dlb_peers *over, PyObject *cons
     PyErr_Clear();
     share gets = root == over->rank ? WHOLE : NOTHING;
     PyObject *result =
-        reduce(self, over, "reduce", key, false, gets, Py_None, args, count);
+        reduce(by, over, "reduce", key, false, gets, Py_None, args, count);
     Py_DECREF(key);
     return result;
 }
 
 static PyObject *
-quick_reduce_scatter(const quick *self, dlb_peers *over, PyObject *const *args,
+quick_reduce_scatter(const caller *by, dlb_peers *over, PyObject *const *args,
                      Py_ssize_t Py_UNUSED(count)) { /* x, op, out, key */
     if (!PyUnicode_CheckExact(args[1]))
         return decline();
@@ -800,7 +859,7 @@ quick_reduce_scatter(const quick *self, dlb_peers *over, PyObject *const *args,
     if (key == NULL)
         return NULL;
     PyObject *result =
-        reduce(self, over, "reduce_scatter", key, true, ROW, args[2], args, 3);
+        reduce(by, over, "reduce_scatter", key, true, ROW, args[2], args, 3);
     Py_DECREF(key);
     return result;
 }
@@ -859,7 +918,7 @@ static void pick(const dlb_peers *over, const source *from, const copies *how,
 
 /* Agree, and copy: what is small with the agreement, one exchange being faster than
  * many, the rest by MPI. `view` is the result, `target` the Tensor of it. */
-static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how,
+static PyObject *copy_into(const caller *by, dlb_peers *over, const copies *how,
                            const uint8_t call[16], const source *from,
                            const destination *to, dlb_view *view, PyObject *target,
                            PyObject *const *args) {
@@ -888,7 +947,7 @@ static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how
         done = wait_shortly(advance_collective, made, from->nbytes);
     }
     if (done == 0)
-        result = resume(self, how->name, under_way, args, 2);
+        result = resume(by, how->name, under_way, args, 2);
     else if (done > 0 && to->out != Py_None)
         result = fill_out(to, (char *)view->dl.data + view->dl.byte_offset);
     else if (done > 0) {
@@ -900,12 +959,12 @@ static PyObject *copy_into(const quick *self, dlb_peers *over, const copies *how
 }
 
 /* args: x, out, key */
-static PyObject *copy(const quick *self, dlb_peers *over, const copies *how,
+static PyObject *copy(const caller *by, dlb_peers *over, const copies *how,
                       PyObject *const *args) {
     uint8_t call[16];
     source from;
-    if (!find_digest(self, args[2], call) || atomic_load(&over->turns) > 0 ||
-        take_source(self, args[0], (size_t)(INT_MAX / over->size), &from) <= 0)
+    if (!find_digest(by->self, args[2], call) || atomic_load(&over->turns) > 0 ||
+        take_source(by->self, args[0], (size_t)(INT_MAX / over->size), &from) <= 0)
         return decline();
     const DLTensor *dl = &from.view.dl;
     int64_t shape[MOST_DIMENSIONS];
@@ -916,14 +975,14 @@ static PyObject *copy(const quick *self, dlb_peers *over, const copies *how,
     dlb_view view = {.buffer = NULL};
     destination to;
     if ((how->by_rows && row_bytes(over, &from) == 0) ||
-        open_out(self, args[1], dl, dl->ndim + more, shape, &to) <= 0) {
+        open_out(by->self, args[1], dl, dl->ndim + more, shape, &to) <= 0) {
         drop_source(&from);
         return decline();
     }
     PyObject *target =
         make_target(dl->dtype, dl->ndim + more, shape, &to, &from, &view);
     PyObject *result = target == NULL ? decline()
-                                      : copy_into(self, over, how, call, &from, &to,
+                                      : copy_into(by, over, how, call, &from, &to,
                                                   &view, target, args);
     if (view.buffer != NULL)
         dlb_buffer_drop(view.buffer);
@@ -933,22 +992,22 @@ static PyObject *copy(const quick *self, dlb_peers *over, const copies *how,
     return result;
 }
 
-static PyObject *quick_allgather(const quick *self, dlb_peers *over,
+static PyObject *quick_allgather(const caller *by, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
     const copies how = {"allgather", "MPI_Iallgather", over->mpi.iallgather, false};
-    return copy(self, over, &how, args);
+    return copy(by, over, &how, args);
 }
 
-static PyObject *quick_alltoall(const quick *self, dlb_peers *over,
+static PyObject *quick_alltoall(const caller *by, dlb_peers *over,
                                 PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
     const copies how = {"alltoall", "MPI_Ialltoall", over->mpi.ialltoall, true};
-    return copy(self, over, &how, args);
+    return copy(by, over, &how, args);
 }
 
-static PyObject *quick_barrier(const quick *self, dlb_peers *over,
-                               PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
+static PyObject *quick_barrier(const caller *by, dlb_peers *over, PyObject *const *args,
+                               Py_ssize_t Py_UNUSED(count)) {
     uint8_t call[16];
-    if (!find_digest(self, args[0], call))
+    if (!find_digest(by->self, args[0], call))
         return decline();
     dlb_ballot *ballot = dlb_ballot_new(over, call, NULL, 0, NULL);
     if (ballot == NULL)
@@ -956,7 +1015,7 @@ static PyObject *quick_barrier(const quick *self, dlb_peers *over,
     PyObject *result = NULL;
     int agreed = settle(ballot, 0);
     if (agreed == 0)
-        result = resume(self, "barrier", ballot, args, 0);
+        result = resume(by, "barrier", ballot, args, 0);
     else if (agreed > 0)
         result = Py_NewRef(Py_None);
     Py_DECREF(ballot);
@@ -1095,16 +1154,16 @@ static int take_bcast(dlb_peers *over, PyObject *converter, int root,
     return done > 0 && *result == NULL ? -1 : done;
 }
 
-static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const *args,
+static PyObject *quick_bcast(const caller *by, dlb_peers *over, PyObject *const *args,
                              Py_ssize_t count) { /* x, root, to */
     uint8_t call[16];
-    if (!PyLong_CheckExact(args[1]) || !find_digest(self, args[1], call) ||
+    if (!PyLong_CheckExact(args[1]) || !find_digest(by->self, args[1], call) ||
         atomic_load(&over->turns) > 0)
         return decline();
     int root = (int)PyLong_AsLong(args[1]); /* it is known, so it exists */
     bool is_root = root == over->rank, has_source = args[0] != Py_None;
     source from;
-    if (has_source ? take_source(self, args[0], INT_MAX, &from) <= 0 : is_root)
+    if (has_source ? take_source(by->self, args[0], INT_MAX, &from) <= 0 : is_root)
         return decline();
     PyObject *converter =
         has_source ? Py_NewRef(from.converter) : find_converter(args[2]);
@@ -1132,7 +1191,7 @@ static PyObject *quick_bcast(const quick *self, dlb_peers *over, PyObject *const
     if (done > 0 && is_root)
         result = Py_NewRef(args[0]);
     else if (done == 0)
-        result = resume(self, "bcast", under_way, args, count);
+        result = resume(by, "bcast", under_way, args, count);
     Py_DECREF(under_way);
 done:
     Py_XDECREF(converter);
@@ -1185,9 +1244,9 @@ done:
     return message;
 }
 
-static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const *args,
+static PyObject *quick_send(const caller *by, dlb_peers *over, PyObject *const *args,
                             Py_ssize_t Py_UNUSED(count)) {
-    posted *message = begin_send(self, over, args);
+    posted *message = begin_send(by->self, over, args);
     if (message == NULL)
         return decline();
     PyObject *result = NULL;
@@ -1195,15 +1254,15 @@ static PyObject *quick_send(const quick *self, dlb_peers *over, PyObject *const 
     if (sent > 0)
         result = Py_NewRef(Py_None);
     else if (sent == 0)
-        result = resume(self, "send", message, args + 1, 1);
+        result = resume(by, "send", message, args + 1, 1);
     Py_DECREF(message);
     return result;
 }
 
 /* None where the message has gone, otherwise a Request. */
-static PyObject *quick_isend(const quick *self, dlb_peers *over, PyObject *const *args,
+static PyObject *quick_isend(const caller *by, dlb_peers *over, PyObject *const *args,
                              Py_ssize_t Py_UNUSED(count)) {
-    posted *message = begin_send(self, over, args);
+    posted *message = begin_send(by->self, over, args);
     if (message == NULL)
         return decline();
     PyObject *result = NULL;
@@ -1211,7 +1270,7 @@ static PyObject *quick_isend(const quick *self, dlb_peers *over, PyObject *const
     if (sent > 0)
         result = Py_NewRef(Py_None);
     else if (sent == 0)
-        result = go_on(self, "send", message, args + 1, 1);
+        result = go_on(by->self, "send", message, args + 1, 1);
     Py_DECREF(message);
     return result;
 }
@@ -1260,7 +1319,7 @@ static int receive_contents(posted *message, dlb_view *view, bool is_new,
 }
 
 /* Receive a message into the array `into`, or into a new one if that is NULL. */
-static PyObject *receive(const quick *self, posted *message, int tag,
+static PyObject *receive(const caller *by, posted *message, int tag,
                          PyObject *converter, source *into, PyObject *const *args,
                          Py_ssize_t count) {
     if (post_head(message, tag) < 0)
@@ -1274,7 +1333,7 @@ static PyObject *receive(const quick *self, posted *message, int tag,
     if (came == 0 || !read_message(message, &said, &number) ||
         (into != NULL && !fits(&said, &into->view.dl)) ||
         (into == NULL && make_memory(&made, said.dtype, said.ndim, said.shape) < 0))
-        return resume(self, "recv", message, args, count);
+        return resume(by, "recv", message, args, count);
     dlb_view *view = into != NULL ? &into->view : &made;
     if (said.come > 0)
         memcpy((char *)view->dl.data + view->dl.byte_offset, said.contents, said.come);
@@ -1282,7 +1341,7 @@ static PyObject *receive(const quick *self, posted *message, int tag,
         came = receive_contents(message, view, into == NULL, number, said.nbytes);
     PyObject *result = NULL;
     if (came == 0)
-        result = resume(self, "recv", message, args, count);
+        result = resume(by, "recv", message, args, count);
     else if (came > 0 && into != NULL)
         result = Py_NewRef(args[3]);
     else if (came > 0)
@@ -1292,7 +1351,7 @@ static PyObject *receive(const quick *self, posted *message, int tag,
     return result;
 }
 
-static PyObject *quick_recv(const quick *self, dlb_peers *over, PyObject *const *args,
+static PyObject *quick_recv(const caller *by, dlb_peers *over, PyObject *const *args,
                             Py_ssize_t count) { /* source, tag, to, out */
     int source_ = read_number(args[0], over->size - 1);
     bool any_tag = args[1] == Py_None, has_out = args[3] != Py_None;
@@ -1303,7 +1362,7 @@ static PyObject *quick_recv(const quick *self, dlb_peers *over, PyObject *const 
         return decline();
     PyObject *result = NULL;
     source into;
-    if (has_out && take_out(self, args[3], &into) <= 0) {
+    if (has_out && take_out(by->self, args[3], &into) <= 0) {
         result = decline();
         goto done;
     }
@@ -1312,7 +1371,7 @@ static PyObject *quick_recv(const quick *self, dlb_peers *over, PyObject *const 
                                      8 * MOST_DIMENSIONS + SMALL_MESSAGE);
     if (message != NULL)
         result =
-            receive(self, message, tag, converter, has_out ? &into : NULL, args, count);
+            receive(by, message, tag, converter, has_out ? &into : NULL, args, count);
     Py_XDECREF(message);
     if (has_out)
         drop_source(&into);
@@ -1321,17 +1380,19 @@ done:
     return result;
 }
 
-/* With the peers, for as long as the call takes. */
+/* With the peers, for as long as the call takes; a further argument is `timeout`. */
 #define OPEN(name, wanted)                                                             \
     static PyObject *open_##name(PyObject *object, PyObject *const *args,              \
                                  Py_ssize_t count) {                                   \
-        quick *self = (quick *)object;                                                 \
+        caller by = {.self = (quick *)object};                                         \
         if (!has_count(#name, count, wanted))                                          \
             return NULL;                                                               \
-        dlb_peers *over = open_peers(self);                                            \
+        if (!set_timeout(&by, count > wanted ? args[wanted] : Py_None))                \
+            return decline();                                                          \
+        dlb_peers *over = open_peers((quick *)object);                                 \
         if (over == NULL)                                                              \
             return decline();                                                          \
-        PyObject *result = quick_##name(self, over, args, count);                      \
+        PyObject *result = quick_##name(&by, over, args, wanted);                      \
         Py_DECREF(over);                                                               \
         return result;                                                                 \
     }
@@ -1352,16 +1413,16 @@ OPEN(recv, 4)
      #name "($self, " parameters ", /)\n--\n\nThe result, or False: Python makes it."}
 
 static PyMethodDef quick_methods[] = {
-    CALL(allreduce, "x, op, out"),
-    CALL(reduce, "x, op, root"),
-    CALL(reduce_scatter, "x, op, out, key"),
-    CALL(allgather, "x, out, key"),
-    CALL(alltoall, "x, out, key"),
-    CALL(bcast, "x, root, to"),
-    CALL(barrier, "key"),
-    CALL(send, "x, dest, tag"),
+    CALL(allreduce, "x, op, out, timeout=None"),
+    CALL(reduce, "x, op, root, timeout=None"),
+    CALL(reduce_scatter, "x, op, out, key, timeout=None"),
+    CALL(allgather, "x, out, key, timeout=None"),
+    CALL(alltoall, "x, out, key, timeout=None"),
+    CALL(bcast, "x, root, to, timeout=None"),
+    CALL(barrier, "key, timeout=None"),
+    CALL(send, "x, dest, tag, timeout=None"),
     CALL(isend, "x, dest, tag"),
-    CALL(recv, "source, tag, to, out"),
+    CALL(recv, "source, tag, to, out, timeout=None"),
     {0},
 };
 
