@@ -95,10 +95,11 @@ FOLDERS = ("tests/cuda", "tests/gpu", "tests/peers/test_cupy.py")
 REHEARSED = ("tests/cuda", "tests/gpu")  # the stand-in for CuPy is no peer
 ONE_GPU = "tests/cuda"  # is rehearsed as on a machine with one GPU, tests/gpu with two
 # What tells most comes first, as time may run out: the rules of the driver, on which all else
-# rests, the core by itself, then frameworks. Managed memory, which can hang a device, is last.
+# rests, the core by itself, then frameworks. Managed memory, which can hang a device, and more
+# memory than there is come last, each alone.
 ORDER = ("driver_rules|fake_driver", "streams", "exchange", "return_order", "copies|gather|alloc",
          "capture", "processes|ipc", "jax", "torch", "graph", "", "kernels|launch|triton|tvm",
-         "managed")  # fmt: skip
+         "managed|full_device")  # fmt: skip
 FILE_SECONDS = 150  # of one process with a file's tests
 TEST_SECONDS = 40  # of one test, before its stack is printed and its process ends
 RESTARTS = 20  # of one file, after what a process does not outlive
@@ -458,9 +459,10 @@ def test(setting: Setting) -> Iterator[Result]:
     folders = REHEARSED if setting.rehearses else FOLDERS
     files = [path for folder in folders for path in _test_files(ROOT / folder)]
     left = [path for path in files if not setting.is_done("tests", str(path.relative_to(ROOT)))]
-    managed = [path for path in left if _rank(path) == len(ORDER) - 1]
-    yield from _all_of(setting, _test_file, sorted(set(left) - set(managed), key=_rank))
-    yield from _all_of(setting, _test_file, managed)
+    alone = [path for path in left if _rank(path) == len(ORDER) - 1]
+    yield from _all_of(setting, _test_file, sorted(set(left) - set(alone), key=_rank))
+    for path in alone:
+        yield from _all_of(setting, _test_file, [path])
 
 
 def _rank(path: Path) -> int:

@@ -168,7 +168,9 @@ def wrap(
         overlap: "forbid" (default) or "allow" results that share memory with inputs.
         align: bytes that data pointers must be multiples of, a power of two; others are copied for
             the kernel. None is what the kind needs.
-        platforms: functions by platform: {"cpu": …, "cuda": …}; `fn` stands for "cpu".
+        platforms: functions by platform: {"cpu": …, "cuda": …}; `fn` stands for "cpu". Without
+            it, functions of tvm-ffi, "python:torch" and "python:jax" are for both, a GPU kernel and
+            others for one.
         gil: "auto" (default) holds the GIL during calls on the CPU whose tensors, results
             included, have less than 32 KiB in sum, and releases it for all others: for a kernel
             that takes a microsecond, that costs more than it gives to other threads. "release" or
@@ -364,8 +366,8 @@ def _functions(
         alone = recognise(fn, abi) if not isinstance(abi, Mapping) else None
         home = "cuda" if alone is not None and alone.is_gpu else "cpu"
         given[home] = fn
-        if alone is not None and alone.abi == "tvm_ffi" and platforms is None:
-            given["cuda"] = fn  # such functions are given devices, and check them
+        if alone is not None and alone.is_on_any_device and platforms is None:
+            given["cuda"] = fn
     for platform, each in (platforms or {}).items():
         device_type(platform)
         if given.setdefault(platform, each) is not each:

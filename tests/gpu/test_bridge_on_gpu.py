@@ -146,8 +146,7 @@ def test_a_stream_orders_each_batch_with_its_consumer(source, load, machine):
             stream = ours.stream()
             with ours.on(stream):
                 machine.launch(ours.handle(stream), slow=True)
-                x = ours.add(x, number)
-            yield x
+                yield ours.add(x, number)
             ours.settle()
 
     for fresh in (True, False):

@@ -309,6 +309,22 @@ def test_positions_are_numbers_without_a_schema(mutates: Any) -> None:
         dlbridge.wrap(NOTHING, mutates=mutates)
 
 
+@pytest.mark.parametrize(
+    ("abi", "platforms"),
+    [
+        ("python:torch", ("cpu", "cuda")),
+        ("python:jax", ("cpu", "cuda")),
+        ("python:numpy", ("cpu",)),
+        ("python:dlbridge", ("cpu",)),
+    ],
+)
+def test_functions_of_tensors_on_any_device_are_for_each_platform(
+    abi: str, platforms: tuple[str, ...]
+) -> None:
+    kernel = dlbridge.wrap(lambda x: x, "wraptests::anywhere(x: f32[n]) -> f32[n]", abi=abi)
+    assert kernel.platforms == platforms
+
+
 def test_platforms_alone_are_enough() -> None:
     """fn is short for the CPU."""
     kernel = dlbridge.wrap(platforms={"cpu": NOTHING, "cuda": NOTHING}, schema=SCHEMA)

@@ -236,6 +236,12 @@ class Jax(Framework):
     def _through_numpy(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         if policy.copy is False:
             raise ExchangeError("dtype", f"from_dlpack: jaxlib exports no {x.dtype.name}")
+        if policy.device is None and not _is_on_cpu(x):
+            raise ExchangeError(
+                "device",
+                f"from_dlpack: jaxlib exports no {x.dtype.name}, and only values of the host can "
+                'be copied; pass device="cpu" for a copy on the host',
+            )
         import numpy
 
         from dlbridge.frameworks.numpy import ADAPTER as NUMPY
@@ -406,10 +412,14 @@ def _dtypes_by_values() -> frozenset[np.dtype[Any]]:
 
 
 def _values(x: Any) -> np.ndarray[Any, Any] | None:
-    """Return the values of an array on one device whose memory JAX does not give out."""
+    """Return the values of an array on one CPU device whose memory JAX does not give out."""
     if x.dtype not in _dtypes_by_values() or len(x.sharding.device_set) != 1:
         return None
-    return np.asarray(x)
+    return np.asarray(x) if _is_on_cpu(x) else None
+
+
+def _is_on_cpu(x: Any) -> bool:
+    return all(device.platform == "cpu" for device in x.sharding.device_set)
 
 
 @cache

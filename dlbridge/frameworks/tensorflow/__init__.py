@@ -289,13 +289,24 @@ def _take_values(x: Any, policy: Policy, context: ExchangeContext) -> native.Ten
             f"from_dlpack: TensorFlow exports {x.dtype.name} only by a copy, and copy=False "
             "forbids it",
         )
+    if policy.device is None and not _is_on_cpu(x):
+        raise ExchangeError(
+            "device",
+            f"from_dlpack: TensorFlow exports {x.dtype.name} only by a copy on the host, and the "
+            f'{protocol.describe(x)} is on {x.device}; pass device="cpu" for that',
+        )
     array = context.copying("tensorflow", "dtype", lambda: _copied_values(x))
     return protocol.take_array(array, policy, context)
 
 
 def _values(x: Any) -> np.ndarray[Any, Any] | None:
     """Return the values of a tensor that TensorFlow exports as a NumPy array alone."""
-    return _copied_values(x) if x._datatype_enum() in _BY_VALUES else None
+    is_read = x._datatype_enum() in _BY_VALUES and _is_on_cpu(x)
+    return _copied_values(x) if is_read else None
+
+
+def _is_on_cpu(x: Any) -> bool:
+    return "/device:CPU:" in x.device
 
 
 def _copied_values(x: Any) -> np.ndarray[Any, Any]:

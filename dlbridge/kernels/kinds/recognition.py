@@ -70,6 +70,11 @@ class Function:
         return self.load is not None or self.abi == "triton"
 
     @property
+    def is_on_any_device(self) -> bool:
+        """Whether it runs where its tensors are: tvm-ffi's are given devices, and check them."""
+        return self.abi in ("tvm_ffi", "python:torch", "python:jax")
+
+    @property
     def is_raw(self) -> bool:
         """Whether it takes bare pointers and sizes, as the C signature in `abi` says."""
         return "(" in self.abi
