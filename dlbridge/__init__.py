@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from dlbridge.frameworks.conversions import convert, from_dlpack
     from dlbridge.frameworks.onnxruntime.binding import register_onnxruntime
     from dlbridge.frameworks.torch.exporting import onnx_translations
+    from dlbridge.kernels.cuda_source import compile_cuda
     from dlbridge.kernels.debugging import debug_kernels
     from dlbridge.kernels.functions import *  # noqa: F403  (has `__all__`)
     from dlbridge.kernels.functions import convert_func
@@ -155,6 +156,7 @@ __all__ = [
     "check_producer",
     "compile_c",
     "compile_cpp",
+    "compile_cuda",
     "complex128",
     "complex32",
     "complex64",
@@ -233,6 +235,7 @@ _LATER = {
     "bridge": "frameworks.bridging",
     "compile_c": "kernels.library",
     "compile_cpp": "kernels.library",
+    "compile_cuda": "kernels.cuda_source",
     "convert_func": "kernels.functions",
     "check_consumer": "check",
     "check_producer": "check",

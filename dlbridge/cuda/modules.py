@@ -44,6 +44,10 @@ class Module:
             raise ArgumentError(f"Module: a kernel's name must be text, got {name!r}")
         return Function(self, name)
 
+    def image(self, device: int) -> bytes:
+        """Return the code for a device; it is the same for all, unless it is compiled for each."""
+        return self._image
+
     def load(self, device: int) -> Any:
         """Return the CUmodule on a device, loaded if it is not.
 
@@ -53,7 +57,7 @@ class Module:
         with self._lock, entered(device) as functions:
             if device not in self._loaded:
                 made = ffi.new("CUmodule *")
-                image = ffi.from_buffer(self._image + b"\0")  # PTX ends with NUL
+                image = ffi.from_buffer(self.image(device) + b"\0")  # PTX ends with NUL
                 with relaxed(functions):
                     code = functions.cuModuleLoadData(made, image)
                 check("Module", code, "cuModuleLoadData")
@@ -62,11 +66,27 @@ class Module:
 
 
 class Function:
-    """One kernel of a Module; `dlbridge.wrap` takes it."""
+    """One kernel of a Module; `dlbridge.wrap` takes it.
 
-    def __init__(self, module: Module, name: str) -> None:
+    Attributes:
+        module: where it is.
+        name: as the driver knows it.
+        signature: its C signature, "void(const float *x, int n)", where its source is at hand.
+        parameters: what they are compiled to, where that is known: "u", "f" or "b" for an integer
+            or address, a float, bytes; and the size in bytes.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        signature: str | None = None,
+        parameters: tuple[tuple[str, int], ...] | None = None,
+    ) -> None:
         self.module = module
         self.name = name
+        self.signature = signature
+        self.parameters = parameters
 
     def load(self, device: int) -> int:
         """Return the address of its CUfunction on a device.

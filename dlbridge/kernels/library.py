@@ -34,6 +34,7 @@ from dlbridge.kernels.described import (
 )
 from dlbridge.kernels.exports import TABLE, is_of, make_kernels, read_exports
 from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.source import COMMENT, lines_with
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
 from dlbridge.signals import is_from_handler
 from dlbridge.text import did_you_mean
@@ -478,13 +479,7 @@ def _load_compiled(language: _Language, path: Path, source: str) -> Library:
         found = re.search(r"undefined symbol: (\w+)", str(error))
         if found is None:
             raise
-    text = _COMMENT.sub(lambda each: "\n" * each[0].count("\n"), source)
-    lines = [
-        str(number)
-        for number, line in enumerate(text.splitlines(), 1)
-        if re.search(rf"\b{found[1]}\b", line)
-    ]
-    where = f"line {', '.join(lines)} of the source" if lines else "the source, through a macro,"
+    where = lines_with(source, found[1]) or "the source, through a macro,"
     raise ArgumentError(
         f"{language.call}: {where} uses {found[1]!r}, which nothing defines: neither the source, "
         "nor libm, nor a library in flags="
@@ -585,7 +580,7 @@ def _check_definition(language: _Language, source: str, name: str, abi: object) 
     """
     if abi not in _CONVENTIONS:
         return
-    text = _COMMENT.sub(" ", source)
+    text = COMMENT.sub(" ", source)
     for found in re.finditer(rf"\b{name}\s*\(([^()]*)\)\s*\{{", text):
         parameters = [each.strip() for each in found[1].split(",")]
         if parameters in ([""], ["void"]) or not all(map(_is_plain, parameters)):
@@ -602,9 +597,6 @@ def _check_definition(language: _Language, source: str, name: str, abi: object) 
             f"`{name}({given})`; pass that as abi, with the names of the schema, as in "
             "abi='void(const float *x, float *out, int64_t n)'"
         )
-
-
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def _is_plain(parameter: str) -> bool:

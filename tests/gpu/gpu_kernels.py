@@ -18,6 +18,7 @@ from gpu_frameworks import find, is_fake
 import dlbridge
 from dlbridge import cuda, ffi, wrap
 from dlbridge.cuda.driver import entered
+from dlbridge.errors import KernelError
 
 # The fake driver has a kernel of this name, and takes text that begins with a comment for an image.
 SOURCE = r"""// a * x + y
@@ -140,6 +141,14 @@ def of_module(folder: Path) -> Any:
     return wrap(module["saxpy"], schema("module_saxpy"), abi=ABI, **GRID)
 
 
+def of_compile_cuda(folder: Path) -> Any:
+    """Return a kernel of NVRTC, whose signature is read from its text."""
+    try:
+        return dlbridge.compile_cuda(SOURCE, "saxpy", schema("nvrtc_saxpy"), **GRID)
+    except KernelError as error:
+        pytest.skip(f"compile_cuda has no NVRTC here: {error}")
+
+
 KINDS: dict[str, Callable[[Path], Any]] = {
     "cupy.RawKernel": of_cupy,
     "cuda.core": of_cuda_core,
@@ -148,6 +157,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "tvm-ffi": of_tvm_ffi,
     "C launcher": of_c,
     "cuda.Module": of_module,
+    "compile_cuda": of_compile_cuda,
     "python:torch": of_torch,
     "python:cupy": of_cupy_python,
     "python:jax": of_jax,

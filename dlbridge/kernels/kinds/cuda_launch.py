@@ -208,21 +208,74 @@ NO_DIMENSION = "is no dimension of the schema"
 # ---- parameters of kernels in C ------------------------------------------------------------------
 
 
-def read_parameters(text: str, schema: Schema, values: Values) -> tuple[Slot, ...]:
+class KnownParameters(NamedTuple):
+    """What is known of a compiled kernel's parameters, as `cuda.modules.Function` has it."""
+
+    signature: str | None
+    compiled: tuple[tuple[str, int], ...] | None
+
+
+NOT_KNOWN = KnownParameters(None, None)
+
+
+def read_parameters(
+    text: str, known: KnownParameters, schema: Schema, values: Values
+) -> tuple[Slot, ...]:
     """Return the parameters of a kernel whose C signature is `text`.
 
     Raises:
-        ArgumentError: the text is no C signature, or does not fit the schema.
+        ArgumentError: the text is no C signature, or does not fit the schema or what is known.
     """
     returned, parameters = raw.read_signature(schema, text)
     if returned != "void":
         raise ArgumentError(f"{schema.qualified}: C signature: a GPU kernel returns void")
+    if known.compiled is not None:
+        _compare_compiled(schema, parameters, known.compiled)
+    if known.signature is not None and text != known.signature:
+        _compare_pointers(schema, parameters, known.signature)
     return tuple(_encode(schema, values, parameter) for parameter in parameters)
+
+
+def _compare_compiled(
+    schema: Schema, parameters: list[raw.CParameter], compiled: tuple[tuple[str, int], ...]
+) -> None:
+    """Refuse a signature that passes other numbers or sizes than the kernel was compiled for."""
+    passed = [(raw.is_float(each.type), _size(each)) for each in parameters]
+    if passed != [(kind == "f", size) for kind, size in compiled]:
+        sizes = ", ".join(_KINDS.get(kind, "{} bytes").format(8 * size) for kind, size in compiled)
+        raise ArgumentError(
+            f"{schema.qualified}: C signature: the kernel was compiled with {len(compiled)} "
+            f"parameters ({sizes}), and is to be called with "
+            f"({', '.join(f'{each.text} {each.name}' for each in parameters)})"
+        )
+
+
+_KINDS = {"u": "{}-bit integer or address", "f": "{}-bit float"}
+
+
+def _compare_pointers(schema: Schema, parameters: list[raw.CParameter], source: str) -> None:
+    """Refuse pointers to elements of another size than the source has them."""
+    for passed, own in zip(parameters, raw.parse_signature(schema, source)[1], strict=False):
+        if not (passed.is_pointer and own.is_pointer):
+            continue
+        sizes = {ffi.sizeof(each.type.item) for each in (passed, own) if _is_sized(each)}
+        if len(sizes) > 1:
+            raise _refuse(
+                schema, passed.name, f"is {passed.text!r}, and in the source it is {own.text!r}"
+            )
+
+
+def _is_sized(parameter: raw.CParameter) -> bool:
+    return bool(parameter.type.item.kind == "primitive")
+
+
+def _size(parameter: raw.CParameter) -> int:
+    return 8 if parameter.is_pointer else ffi.sizeof(parameter.type)
 
 
 def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot:
     name, kind = parameter.name, parameter.type
-    size = 8 if parameter.is_pointer else ffi.sizeof(kind)
+    size = _size(parameter)
     for place, part in enumerate(join_parts(schema.tensors, schema.results)):
         if part.name == name:
             return name, "t", place, size, False, 0

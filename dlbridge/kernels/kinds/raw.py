@@ -28,7 +28,13 @@ _FUNCTION = re.compile(
     r"\s*(?P<returned>[\w\s*]+?)\s*(\(\s*\*\s*\))?\s*\((?P<parameters>.*)\)\s*;?\s*"
 )
 _PARAMETER = re.compile(r"(?P<type>.*[\s*])(?P<name>[A-Za-z_]\w*)(\s*\[\s*\])?", re.DOTALL)
-_CUDA_WORDS = re.compile(r'extern\s*"C"|\b__global__\b|\b__restrict(__)?\b')
+_CUDA_WORDS = re.compile(r'extern\s*"C"|\b__global__\b|\b__restrict(__)?\b|\bstd::')
+# Types of CUDA's headers, as C has them: integers of their bits.
+_CUDA_TYPES = {
+    "__half": "uint16_t", "half": "uint16_t", "__nv_bfloat16": "uint16_t",
+    "nv_bfloat16": "uint16_t", "__nv_fp8_e4m3": "uint8_t", "__nv_fp8_e5m2": "uint8_t",
+}  # fmt: skip
+_CUDA_TYPE = re.compile(rf"\b({'|'.join(_CUDA_TYPES)})\b(?=[^,()]*\*)")
 _CONST = re.compile(r"\bconst\b")
 
 
@@ -116,19 +122,22 @@ def _make_caller(schema: Schema, function: Any, readers: list[Reader]) -> Callab
 def read_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
     """Return the C type of what is returned, and the parameters, checked against the schema.
 
-    CUDA's `extern "C"`, `__global__` and `__restrict__` may stand in it.
+    CUDA's `extern "C"`, `__global__` and `__restrict__` may stand in it, and pointers to `__half`
+    and the like.
 
     Raises:
         ArgumentError: the text is no C signature, or does not fit the schema.
     """
-    returned, parameters = _parse(schema, _CUDA_WORDS.sub(" ", text))
+    returned, parameters = parse_signature(schema, text)
     for parameter in parameters:
         _reader(schema, parameter)
     _check_written(schema, parameters)
     return returned, parameters
 
 
-def _parse(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
+def parse_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
+    """Return the same, whatever the schema says; it is named in refusals."""
+    text = _CUDA_TYPE.sub(lambda each: _CUDA_TYPES[each[1]], _CUDA_WORDS.sub(" ", text))
     found = _FUNCTION.fullmatch(text)
     if found is None:
         raise _refuse(schema, text, "is no C signature such as 'void(const float *x, int64_t n)'")
@@ -300,14 +309,15 @@ def _holds(item: Any, dtype: DType | None) -> bool:
 
 def is_integer(kind: Any) -> bool:
     """Return whether a cffi type is one of C's integers."""
-    return kind.kind == "primitive" and not _is_float(kind) and not _is_complex(kind)
+    return kind.kind == "primitive" and not is_float(kind) and not _is_complex(kind)
 
 
 def _is_complex(kind: Any) -> bool:
     return "complex" in kind.cname.lower()  # cffi renames float _Complex
 
 
-def _is_float(kind: Any) -> bool:
+def is_float(kind: Any) -> bool:
+    """Return whether a cffi type is one of C's floating-point numbers."""
     return kind.kind == "primitive" and kind.cname in ("float", "double", "long double")
 
 
@@ -319,7 +329,7 @@ def is_signed(kind: Any) -> bool:
 _SCALARS: dict[str, Callable[[CParameter], bool]] = {
     "int": lambda parameter: is_integer(parameter.type),
     "bool": lambda parameter: is_integer(parameter.type),
-    "float": lambda parameter: _is_float(parameter.type),
+    "float": lambda parameter: is_float(parameter.type),
     "str": lambda parameter: (
         parameter.is_pointer and parameter.type.item.cname == "char" and parameter.is_const
     ),

@@ -385,13 +385,17 @@ def _read_cuda(
     """Return a reader of GPU kernels in C that dlbridge launches."""
 
     def read(fn: Any, abi: str | None) -> Function:
+        compiled = cuda_launch.NOT_KNOWN
+        if loader is cuda_launch.of_module:
+            compiled = cuda_launch.KnownParameters(fn.signature, fn.parameters)
+        abi = abi or compiled.signature
         if abi is None or "(" not in abi:
             raise ArgumentError(
                 f"wrap: {kind} needs its C signature with the names of the schema, as in "
                 f"abi='void(const float *x, float *out, int64_t n)', got abi={abi!r}"
             )
         load = loader(fn)
-        parameters = partial(cuda_launch.read_parameters, abi)
+        parameters = partial(cuda_launch.read_parameters, abi, compiled)
         name = getattr(fn, "__name__", "") or getattr(fn, "name", "")
         return Function(kind, abi, 0, None, (fn,), name, load, parameters)
 
