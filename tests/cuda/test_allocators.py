@@ -146,6 +146,14 @@ def test_when_memory_runs_out_what_is_kept_is_freed_and_asked_once_more(fake_mac
     assert tensor.nbytes == 1 << 22
 
 
+def test_more_than_a_device_has_is_refused_without_asking_it(fake_machine):
+    """While it tries, the driver takes all memory that other processes may want."""
+    fake_machine.reset()
+    with pytest.raises(AllocationError, match=f"{1 << 50} bytes of device memory"):
+        dlbridge.empty((1 << 50,), "int8", device="cuda")
+    assert "cuMemAllocAsync" not in [call.name for call in fake_machine.calls]
+
+
 def test_the_error_of_a_full_device_names_sizes(machine):
     machine.need_devices(2)
     total = cuda.memory_info("cuda:1").total

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from driver_calls import PER_THREAD
 from hypothesis import given, note
 from hypothesis import strategies as st
 from world import STEPS, World
+
+import dlbridge
+from dlbridge import cuda
 
 NUMBER = st.integers(0, 59)
 STEP = st.tuples(
@@ -25,9 +29,17 @@ def test_programs_have_no_race_and_no_wait(new_machine, program):
     for step in program:
         note(f"{STEPS[step[0]].__name__}{step[1:]}")
     with new_machine() as machine:
+        use_default_stream()
         world = World(machine)
         try:
             world.run(program)
             assert machine.host_synchronisations == 0
         finally:
             world.close()
+
+
+def use_default_stream() -> None:
+    """Use memory of dlbridge on this thread's default stream before the threads of a program do."""
+    with cuda.stream(PER_THREAD):
+        x = dlbridge.full((1000,), 1.0, "float32", device="cuda:0")
+        x.copy()

@@ -338,6 +338,25 @@ def test_all_work_ends_after_threads_that_used_their_default_streams(machine, ad
         machine.synchronise()
 
 
+def test_memory_of_a_default_stream_is_freed_when_its_work_is_over(fake_machine):
+    """Not in its order, by another stream: drivers then never end a later synchronisation."""
+    add_one = dlbridge.wrap(
+        cuda.Module(IMAGE)["add_one"], "launch::add_one_there(x: f32[n]) -> f32[n]",
+        abi=ADD_ONE, **ELEMENTWISE,
+    )  # fmt: skip
+    x = new(fake_machine)
+    with cuda.stream(PER_THREAD):
+        y = add_one(x)
+        fake_machine.launch(PER_THREAD, reads=[(y.data_ptr, 64)], slow=True)
+        del y
+    freed = [call.name for call in fake_machine.calls].count("cuMemFreeAsync")
+    assert freed == 0
+    fake_machine.finish()
+    cuda.collect()
+    assert [call.name for call in fake_machine.calls].count("cuMemFreeAsync") == 1
+    assert fake_machine.host_synchronisations == 0
+
+
 def wait_for_the_end_of(thread: threading.Thread) -> None:
     """Wait until the system has no such thread: `join` returns a little before."""
     task = Path(f"/proc/self/task/{thread.native_id}")

@@ -441,12 +441,25 @@ static int find_owner(dlb_access *access) {
     return dlb_cuda_order(access->device, old, access->owner);
 }
 
+/* Whether a thread's default stream uses the memory. Drivers (580, CUDA 13.0) never
+ * come to the end of a later synchronisation once memory was freed on a stream that
+ * waits for such a one, be its thread alive or not, and other threads with such streams
+ * have ended since: this memory goes back when events say that its uses are over. */
+static bool is_used_by_threads(const dlb_access *access) {
+    for (int32_t i = 0; i < access->use_count; i++)
+        if (access->uses[i].stream.thread != 0)
+            return true;
+    return false;
+}
+
 static int end_on_owner(dlb_access *access) {
     bool is_captured = false; /* work outside its graph has no order */
     dlb_cuda_scope scope;     /* default streams are those of the current context */
     for (int32_t i = 0; i < access->done_count; i++)
         if (access->done[i].event == NULL)
             return dlb_cuda_check(CUDA_ERROR_INVALID_HANDLE, "cuEventRecord");
+    if (access->owner.thread == 0 && is_used_by_threads(access))
+        return dlb_cuda_check(CUDA_ERROR_INVALID_HANDLE, "cuEventRecord");
     if (find_owner(access) < 0 || dlb_cuda_enter(access->device, &scope) < 0)
         return -1;
     int status = catch_up(access, access->owner, true, true, &is_captured);

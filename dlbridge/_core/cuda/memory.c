@@ -59,10 +59,20 @@ static CUmemoryPool pool_of(int32_t device) {
 
 /* ---- blocks from the driver ---- */
 
+/* Whether the device has less memory than that. While a driver tries (580, CUDA 13.0),
+ * a third of a second, it takes all there is, and other processes find none. */
+static bool is_beyond_device(int64_t nbytes) {
+    size_t unused, total;
+    return nbytes > (int64_t)1 << 30 &&
+           dlb_cuda_get()->cuMemGetInfo(&unused, &total) == 0 && (size_t)nbytes > total;
+}
+
 static int get_device(block *made) {
     const dlb_cuda_driver *driver = dlb_cuda_get();
     CUdeviceptr address = 0;
     int status;
+    if (is_beyond_device(made->nbytes))
+        return dlb_cuda_check(CUDA_ERROR_OUT_OF_MEMORY, "cuMemAllocAsync");
     made->is_pooled = pool_of(made->device) != NULL;
     if (made->is_pooled)
         status = dlb_cuda_check(driver->cuMemAllocAsync(&address, (size_t)made->nbytes,
@@ -333,7 +343,10 @@ bool dlb_cuda_is_ours(const dlb_buffer *buffer) {
 /* The stream in whose order device memory is allocated: the caller's, or one of ours in
  * the place of a thread's default stream. Once a thread has ended whose default stream
  * still had memory to allocate or to free, drivers (580, CUDA 13.0) never come to the
- * end of a later synchronisation. In a capture nothing is done on the stream itself. */
+ * end of a later synchronisation. In a capture nothing is done on the stream itself.
+ * For the same reason memory that a thread's default stream has used is freed when an
+ * event says that this is over, and not in its order: see `end_on_owner` in access.c.
+ */
 static dlb_stream pick_stream(int32_t device) {
     uint64_t graph = 0;
     dlb_cuda_scope scope;
