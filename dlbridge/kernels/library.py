@@ -320,7 +320,7 @@ class _Language(NamedTuple):
 _MISTAKES = (
     "implicit-function-declaration", "implicit-int", "incompatible-pointer-types", "int-conversion"
 )  # fmt: skip
-_HEADERS = ("dlpack.h", "dlbridge_kernel.h")
+_HEADERS = ("dlpack.h", "dlbridge_kernel.h", "dlbridge_onnxruntime.h")
 _C = _Language(
     "compile_c",
     "c",

@@ -85,7 +85,7 @@ def test_a_changed_header_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """An update of dlbridge must not use libraries built for the old structs."""
     headers = tmp_path / "include"
     headers.mkdir()
-    for name in ("dlpack.h", "dlbridge_kernel.h"):
+    for name in compile_module._C.headers:
         (headers / name).write_text((compile_module.include_directory() / name).read_text())
     compile_twice()
     monkeypatch.setattr(compile_module, "include_directory", lambda: headers)

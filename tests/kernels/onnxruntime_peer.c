@@ -1,0 +1,124 @@
+/* What dlbridge_onnxruntime.h reads of a schema, and what it makes of shapes, as text:
+ * for test_onnxruntime_library.py, which compares it with what Python says. */
+#include "dlbridge_kernel.h"
+#include "dlbridge_onnxruntime.h"
+
+static int nothing(void *context, DLTensor *tensors, int count) {
+    return dlb_set_error(context, "never called: %d tensors at %p", count,
+                         (void *)tensors);
+}
+
+typedef struct {
+    char *next;
+    size_t room;
+} writer;
+
+static void add(writer *out, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    int size = vsnprintf(out->next, out->room, format, arguments);
+    va_end(arguments);
+    if (size > 0 && (size_t)size < out->room) {
+        out->next += size;
+        out->room -= (size_t)size;
+    }
+}
+
+static void add_scalar(writer *out, const dlb_ort_scalar *scalar) {
+    add(out, "scalar %s %d %d %d ", scalar->name, (int)scalar->kind,
+        scalar->is_required, scalar->size >= 0);
+    switch (scalar->value.kind) {
+    case DLB_INT:
+        add(out, "int %lld\n", (long long)scalar->value.value.i);
+        break;
+    case DLB_FLOAT:
+        add(out, "float %.17g\n", scalar->value.value.f);
+        break;
+    case DLB_STRING:
+        add(out, "str %s\n", scalar->value.value.s);
+        break;
+    default:
+        add(out, "none\n");
+    }
+}
+
+static void add_tensor(writer *out, const dlb_ort_operator *made, int place) {
+    const dlb_ort_tensor *tensor = &made->tensors[place];
+    add(out, "tensor %d %d %d %d [%.*s]", tensor->dtype, tensor->count,
+        tensor->is_optional, tensor->is_mutated, (int)tensor->text.size,
+        tensor->text.start);
+    for (int i = 0; i < DLB_ORT_ALL_TYPES; i++)
+        if (made->dtypes[tensor->dtype].types >> i & 1)
+            add(out, " %d", dlb_ort_types[i].number);
+    add(out, "\n");
+}
+
+/* The shapes of a call, -1 for the rank of a tensor that is left out. */
+static void add_call(writer *out, const dlb_ort_operator *made, const int *ndims,
+                     int64_t *dims, const int64_t *sizes) {
+    static dlb_ort_call call;
+    static dlb_ort_node node;
+    dlb_ort_op op;
+    memset(&op, 0, sizeof op);
+    memset(&node, 0, sizeof node);
+    memset(&call, 0, sizeof call);
+    op.kernel = made;
+    call.op = &op;
+    for (int i = 0; i < made->scalar_count; i++)
+        node.scalars[i].value.i = sizes[i];
+    for (int i = 0; i < made->input_count; i++) {
+        call.tensors[i].ndim = ndims[i];
+        call.tensors[i].shape = dims;
+        dims += ndims[i] > 0 ? ndims[i] : 0;
+    }
+    if (!dlb_ort_bind(&call, &node)) {
+        add(out, "refused %s\n", call.error);
+        return;
+    }
+    for (int i = 0; i < made->result_count; i++) {
+        int64_t shape[DLB_ORT_NDIM];
+        int ndim = dlb_ort_result_shape(made, i, &call.bound, shape);
+        add(out, ndim < 0 ? "result none" : "result");
+        for (int k = 0; k < ndim; k++)
+            add(out, " %lld", (long long)shape[k]);
+        add(out, "\n");
+    }
+}
+
+void peer_read(const char *schema, const int *ndims, int64_t *dims,
+               const int64_t *sizes, char *text, size_t room);
+void peer_read(const char *schema, const int *ndims, int64_t *dims,
+               const int64_t *sizes, char *text, size_t room) {
+    writer out = {text, room};
+    dlb_export described;
+    memset(&described, 0, sizeof described);
+    described.schema = schema;
+    described.is_dltensors = 1;
+    described.function = (void (*)(void))nothing;
+    dlb_ort_operator *made = dlb_ort_make(&described);
+    if (made == NULL) {
+        add(&out, "no name\n");
+        return;
+    }
+    add(&out, "name %s %s\n", made->space, made->name);
+    if (made->why[0] != 0)
+        add(&out, "why %s\n", made->why);
+    else {
+        for (int i = 0; i < made->scalar_count; i++)
+            add_scalar(&out, &made->scalars[i]);
+        for (int i = 0; i < made->input_count + made->result_count; i++)
+            add_tensor(&out, made, i);
+        add_call(&out, made, ndims, dims, sizes);
+    }
+    for (int i = 0; i < made->scalar_count; i++) {
+        free(made->scalars[i].name);
+        if (made->scalars[i].value.kind == DLB_STRING)
+            free((void *)(uintptr_t)made->scalars[i].value.value.s);
+    }
+    free(made->dims);
+    free(made->steps);
+    free(made->space);
+    free(made->name);
+    free(made->qualified);
+    free(made);
+}
