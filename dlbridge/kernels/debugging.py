@@ -41,9 +41,11 @@ class debug_kernels:  # noqa: N801  (a function that is also a context manager)
     functions that their own framework calls, whose own modes serve (`jax_debug_nans`,
     `torch.autograd.detect_anomaly`).
 
-    A call switches the mode; a `with` block restores the mode before it at its end. The
-    environment variable DLBRIDGE_DEBUG_KERNELS=1 switches it on from the start, "no-nans" without
-    the search for NaN. Off, it costs nothing.
+    As with `torch.set_grad_enabled`, the call itself switches, and a `with` block restores the mode
+    before it at its end. So call it in the `with` statement: where the object is kept for a later
+    block, the mode is on meanwhile, as by the call alone. The environment variable
+    DLBRIDGE_DEBUG_KERNELS=1 switches it on from the start, "no-nans" without the search for NaN.
+    Off, it costs nothing.
 
     Args:
         enabled: on, or off.
