@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
+from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from dlbridge.errors import ArgumentError, DLBridgeError, name_call
@@ -49,10 +51,119 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # from within
-            text = str(error).replace(f"{name}.__init__()", f"{name}()")
-            raise TypeError(f"{text}{advice(text, function)}") from None
+            raise _misspelt(error, name, function) from None
 
     return call
+
+
+def publish(names: Mapping[str, Any], package: str) -> dict[str, Any]:
+    """Return the functions of a package with refusals that name them; classes are changed in place.
+
+    A refusal (TypeError, ValueError, LookupError or one of ours) that the package made begins with
+    the name of the function or class; one of other code, such as a function of the user, is left
+    as it is. Where a function is defined, the new one takes its place: that is where `pickle` and
+    `doctest` look. What was imported from there before is not changed, so that calls within the
+    package cost what they did.
+
+    Args:
+        names: the public names, and what they stand for.
+        package: whose functions and classes are meant.
+
+    Example:
+        >>> import dlbridge.graph as tf
+        >>> tf.argmax([1.0], axsi=0)
+        Traceback (most recent call last):
+        TypeError: argmax() got an unexpected keyword argument 'axsi'...id you mean 'axis'?
+        >>> tf.reduce_sum([1.0], axis=3)
+        Traceback (most recent call last):
+        ValueError: reduce_sum: Invalid reduction dimension 3 for input with 1 dimensions...
+    """
+    found: dict[str, Any] = {}
+    for name, value in names.items():
+        if not str(getattr(value, "__module__", "")).startswith(f"{package}."):
+            continue
+        if isinstance(value, FunctionType):
+            found[name] = _published(value)
+        elif isinstance(value, type) and value not in _CALLS:
+            _publish_class(value, name)
+    _NAMES.update(names)
+    return found
+
+
+_CALLS: dict[Any, str] = {}  # what was published -> the name in refusals
+_NAMES: set[str] = set()  # with which the text of a refusal may begin
+
+
+def _published(function: FunctionType) -> Any:
+    """Return the function that takes the place of another, the same one each time."""
+    if function in _CALLS:
+        return function
+    home = vars(sys.modules[function.__module__])
+    there = home.get(function.__name__)
+    if getattr(there, "__wrapped__", None) is function:
+        return there
+    made = _naming(function, function.__name__)
+    _CALLS[made] = function.__name__
+    if there is function:
+        home[function.__name__] = made
+    return made
+
+
+def _publish_class(cls: type, name: str) -> None:
+    """Let refusals of a constructor name the class as users do."""
+    _CALLS[cls] = name
+    _NAMES.add(cls.__name__)
+    for method in ("__init__", "__new__"):
+        function = getattr(cls, method)
+        if isinstance(function, FunctionType):
+            named = _naming(function, name)
+            setattr(cls, method, staticmethod(named) if method == "__new__" else named)
+
+
+def _naming(function: FunctionType, name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return function(*args, **keywords)
+        except (TypeError, ValueError, LookupError, DLBridgeError) as error:
+            inner = error.__traceback__.tb_next if error.__traceback__ else None
+            if inner is None or inner.tb_frame.f_globals.get("__name__") == "contextlib":
+                raise _misspelt(error, name, function) from None
+            if _is_ours(inner):
+                _name_refusal(error, name)
+            raise
+
+    return call
+
+
+def _is_ours(traceback: TracebackType | None) -> bool:
+    """Return whether all frames are of dlbridge, or of NumPy, which it calls with what it got."""
+    while traceback is not None:
+        root = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if root not in ("dlbridge", "numpy"):
+            return False
+        traceback = traceback.tb_next
+    return True
+
+
+def _name_refusal(error: Exception, name: str) -> None:
+    """Begin the text of a refusal with a name; that of an inner call goes."""
+    if len(error.args) != 1 or not isinstance(error.args[0], str):
+        return
+    text = error.args[0]
+    if text.startswith((f"{name}: ", f"{name}(")):
+        return
+    inner, colon, rest = text.partition(": ")
+    text = f"{name}: {rest if colon and inner in _NAMES else text}"
+    error.args = (text,)
+    if hasattr(error, "message"):  # an OpError has it apart
+        error.message = text
+
+
+def _misspelt(error: Exception, name: str, function: Callable[..., object]) -> Exception:
+    """Return Python's own refusal of the arguments in the name of the call, with advice."""
+    text = re.sub(r"^[\w.<>]+\(\)", f"{name}()", str(error))
+    return TypeError(f"{text}{advice(text, function)}")
 
 
 def advice(text: str, function: Callable[..., object]) -> str:

@@ -189,6 +189,7 @@ def op_types(function: Any) -> list[str]:
 
     Each is the first argument of a call of `result`, `apply` or a helper.
     """
+    function = inspect.unwrap(function)
     if not isinstance(function, FunctionType):
         return []
     known = set(opdef.names())

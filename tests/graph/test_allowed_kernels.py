@@ -69,7 +69,7 @@ def test_a_graph_that_calls_anything_else_is_refused(
             with pytest.raises(ValueError, match="allowed_kernels") as caught:
                 load(graph_def, allowed_kernels=allowed)
             assert str(caught.value) == (
-                f"import_graph_def: node 'calls' ({op}): calls 'other::kernel', which "
+                f"{load.__name__}: node 'calls' ({op}): calls 'other::kernel', which "
                 f"allowed_kernels does not have (it has {known}); add the name if the graph may "
                 "run this function"
             )

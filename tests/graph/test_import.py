@@ -309,7 +309,7 @@ def test_all_unknown_op_types_are_named() -> None:
         tf.errors.NotFoundError, match=r"'Bar', 'Foo', 'Zap'\. The first of these: .*'Foo'"
     ):
         tf.load_graph(text)
-    with pytest.raises(tf.errors.NotFoundError, match=r"^Op type not registered 'Foo'"):
+    with pytest.raises(tf.errors.NotFoundError, match=r"^load_graph: Op type not registered 'Foo'"):
         tf.load_graph("node { name: 'a' op: 'Foo' }")
 
 

@@ -213,7 +213,7 @@ class Nodes:
             warnings.warn(
                 f"import_graph_def: node {first!r} ({op_type}): attribute {attribute!r} is unknown "
                 "and ignored; it is kept in the graph",
-                stacklevel=4,
+                stacklevel=5,  # the call of the user, who calls what `publish` made
             )
 
     def element(self, name: str) -> Tensor | Operation:

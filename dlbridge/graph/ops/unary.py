@@ -480,33 +480,34 @@ def bitcast(input: Any, type: object, name: str | None = None) -> Tensor:
     return result("Bitcast", (input,), name, type=as_dtype(type))
 
 
-def _to(kind: DataType, default: str) -> Any:
+def _to(function: str, kind: DataType, default: str) -> Any:
     def to(x: Any, name: str = default) -> Any:
         return cast(x, kind, name)
 
+    to.__name__ = to.__qualname__ = function
     to.__doc__ = f"Return x as {kind.name}; see `cast`."
     return to
 
 
-to_float = _to(float32, "ToFloat")
+to_float = _to("to_float", float32, "ToFloat")
 
 
-to_double = _to(float64, "ToDouble")
+to_double = _to("to_double", float64, "ToDouble")
 
 
-to_int32 = _to(int32, "ToInt32")
+to_int32 = _to("to_int32", int32, "ToInt32")
 
 
-to_int64 = _to(int64, "ToInt64")
+to_int64 = _to("to_int64", int64, "ToInt64")
 
 
-to_bfloat16 = _to(bfloat16, "ToBFloat16")
+to_bfloat16 = _to("to_bfloat16", bfloat16, "ToBFloat16")
 
 
-to_complex64 = _to(complex64, "ToComplex64")
+to_complex64 = _to("to_complex64", complex64, "ToComplex64")
 
 
-to_complex128 = _to(complex128, "ToComplex128")
+to_complex128 = _to("to_complex128", complex128, "ToComplex128")
 
 
 def _part(op_type: str, input: Any, name: str | None) -> Tensor:

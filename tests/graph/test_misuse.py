@@ -1,0 +1,153 @@
+"""Wrong calls of the public functions of dlbridge.graph: refusals name the call and what is wrong.
+
+What TensorFlow raises for a wrong argument (TypeError, ValueError, InvalidArgumentError) is raised
+here; the text begins with the name of the function or class that the user called.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlbridge.graph as tf
+
+
+def public() -> dict[str, Callable[..., Any]]:
+    """Return the functions and classes of all public modules, as `tf.nn.relu`."""
+    found = {}
+    for prefix, module in {"tf": tf, **{f"tf.{x}": getattr(tf, x) for x in tf._MODULES}}.items():
+        shown = dir(tf) if module is tf else getattr(module, "__all__", vars(module))
+        for name in shown:
+            value = getattr(module, name)
+            if not name.startswith("_") and (
+                str(getattr(value, "__module__", "")).startswith("dlbridge.graph.")
+                and callable(value)
+            ):
+                found[f"{prefix}.{name}"] = value
+    return found
+
+
+PUBLIC = public()
+
+
+# Made by operations; or of any names.
+NOT_CALLED = ("tf.Tensor", "tf.Operation", "tf.GraphKeys", "tf.image.ResizeMethod")
+
+
+def keywords(call: Callable[..., Any]) -> list[str]:
+    """Return the parameters that may be given by name, of a call that takes no others."""
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except ValueError:
+        return []
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in parameters if each.kind in named]
+
+
+CALLED = {
+    name: keywords(each)
+    for name, each in PUBLIC.items()
+    if name not in NOT_CALLED and keywords(each)
+}
+MODULES = sorted({name.rpartition(".")[0] for name in CALLED})
+
+
+def name_in_refusals(name: str) -> str:
+    """Return the name that a function has itself, the first of a class that has several."""
+    call = PUBLIC[name]
+    if inspect.isfunction(call):
+        return call.__name__
+    return next(each for each in PUBLIC if PUBLIC[each] is call).rpartition(".")[2]
+
+
+def misspelt(name: str, keyword: str) -> str:
+    """Return the refusal of a keyword whose first letter is there twice."""
+    with tf.Graph().as_default(), pytest.raises(TypeError) as caught:
+        PUBLIC[name](**{keyword[0] + keyword: 1})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_misspelt_keyword_of_graphs_suggests_the_nearest(module: str) -> None:
+    for name in CALLED:
+        if name.rpartition(".")[0] == module:
+            for keyword in CALLED[name]:
+                assert re.fullmatch(
+                    rf"{name_in_refusals(name)}\(\) got an unexpected keyword argument '\w+'[;.] "
+                    rf"[Dd]id you mean '{keyword}'\?",
+                    misspelt(name, keyword),
+                )
+
+
+def test_most_of_tensorflows_names_are_called() -> None:
+    assert len(CALLED) > 500
+
+
+@pytest.mark.parametrize("name", ["reshape", "reduce_sum", "constant", "variable_scope", "where"])
+def test_a_function_of_graphs_can_be_pickled(name: str) -> None:
+    function = getattr(tf, name)
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword"),
+    [("to_float", "dtype"), ("reduce_sum", "axes_"), ("exp", "y"), ("zeros_initializer", "shape_")],
+)
+def test_a_function_that_is_made_by_another_has_the_name_of_the_user(
+    name: str, keyword: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword"):
+        getattr(tf, name)(**{keyword: 1})
+
+
+def test_a_refusal_begins_with_the_call_whatever_found_it() -> None:
+    with tf.Graph().as_default():
+        with pytest.raises(TypeError, match=r"^add: .*input 'y' of 'Add' Op.*got 'a'"):
+            tf.add(1.0, "a")
+        with pytest.raises(ValueError, match=r"^reduce_sum: .*Invalid reduction dimension 3"):
+            tf.reduce_sum([1.0], axis=3)
+        with pytest.raises(ValueError, match=r"^ensure_shape: dimension -7 must be"):
+            tf.ensure_shape([1.0], [-7])
+        with pytest.raises(ValueError, match=r"^separable_conv2d: padding must be"):
+            tf.nn.separable_conv2d(
+                np.ones((1, 4, 4, 1), "f4"), np.ones((2, 2, 1, 1), "f4"),
+                np.ones((1, 1, 1, 1), "f4"), [1, 1, 1, 1], 3,
+            )  # fmt: skip
+        with pytest.raises(KeyError, match=r"control_dependencies: The name 'x' refers"):
+            tf.control_dependencies("x")
+    with tf.Graph().as_default(), pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.assert_positive(-1.0)
+    assert caught.value.message.startswith("assert_positive: ")
+    assert str(caught.value).startswith("assert_positive: ")
+
+
+def test_an_error_of_a_function_of_the_user_is_left_as_it_is() -> None:
+    def start(*_shape: object, **_rest: object) -> Any:
+        raise ValueError("no start")
+
+    def nested(*_shape: object, **_rest: object) -> Any:
+        return tf.add(1.0, "a")
+
+    with tf.Graph().as_default():
+        with pytest.raises(ValueError, match=r"^no start$"):
+            tf.get_variable("v", [2], initializer=start)
+        with pytest.raises(TypeError, match=r"^add: "):
+            tf.get_variable("w", [2], initializer=nested)
+
+
+def test_the_warning_of_an_import_points_at_the_line_of_the_user() -> None:
+    with tf.Graph().as_default() as graph:
+        tf.constant(1.0, name="x")
+        definition = graph.as_graph_def()
+    definition.node[0].attr["unknown"].i = 1
+    with tf.Graph().as_default(), pytest.warns(UserWarning, match="'unknown' is unknown") as seen:
+        tf.import_graph_def(definition)
+    assert seen[0].filename == __file__
