@@ -135,8 +135,8 @@ test-mxnet: .venv-mxnet/.ready
 test-jax: .venv-jax/.ready
 	.venv-jax/bin/python -m pytest tests/kernels/test_jax*.py tests/package/test_fast_paths.py --ring=all $(PYTEST_ARGS)
 
-# The oldest torch that has all that kernels need, where torch's insides were not proved: the general
-# path. Its ordinary wheel brings 3 GB of CUDA that nothing here uses.
+# The oldest torch that has all that kernels need. It has neither an exchange table nor C functions
+# that define operators. Its ordinary wheel brings 3 GB of CUDA that nothing here uses.
 TORCH_OLD ?= torch==2.6.0
 test-torch: .venv-torch/.ready
 	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py \

@@ -39,7 +39,8 @@ OTHER_VERSION = """
 def test_on_a_proved_version_the_direct_path_is_active() -> None:
     assert internals.guard_is_open()
     assert internals.direct_is_open()
-    assert internals.shim_lacks() is None
+    is_old = proofs.release().startswith("2.6.")  # C functions define operators from 2.7 on
+    assert internals.shim_lacks() == ("aoti_torch_library_init_fragment" if is_old else None)
     assert internals.path() == adapter.adapter("torch").path() == "direct"
     assert native.torch_borrow(torch.ones(2)) is not None
 
@@ -129,6 +130,92 @@ def test_on_another_version_exchange_takes_the_general_path(
     proved = ", ".join(proofs.PROVED)
     said = run_python(code).check()
     assert said.startswith(f"general: 99.1.0 is not one of {proved}; `python -m dlbridge prove")
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no exchange table"
+)
+@pytest.mark.preloaded("torch")
+def test_on_another_version_plain_tensors_are_exchanged_in_c(run_python: Callable[..., Any]) -> None:
+    """Python only notes who holds the storage; what is not plain is judged in Python as before."""
+    code = (
+        OTHER_VERSION
+        + """
+    import sys
+    import numpy
+    from dlbridge.errors import ExchangeError
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def entered(function):
+        names = set()
+        sys.setprofile(lambda frame, event, _: event == "call" and names.add(frame.f_code.co_name))
+        try:
+            result = function()
+        finally:
+            sys.setprofile(None)
+        return result, names - {"<lambda>"}
+
+    def reason_of(function):
+        try:
+            function()
+        except ExchangeError as error:
+            return error.reason
+
+    x = torch.arange(6.0).reshape(2, 3)
+    parameter = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    for first in (x, parameter):  # the first one of a type is classified
+        dlbridge.from_dlpack(first)
+    dlbridge.to_numpy(x)  # which loads the adapter of NumPy
+    plain = [x, x.T, x[1:, ::2], x[0].expand(4, 3), x[:0], torch.ones(()), torch.ones(3).bool()]
+    plain += [parameter, torch.ones(2).to(torch.int8)]
+    for each in plain:
+        view, names = entered(lambda: dlbridge.to_numpy(each))
+        assert names <= {"hold", "_memory_of"}, names
+        assert view.tolist() == each.tolist()
+        assert view.ctypes.data == each.data_ptr() or not each.numel()
+    wanting = torch.ones(2, requires_grad=True)
+    view, names = entered(lambda: dlbridge.to_numpy(wanting, grad="detach"))
+    assert names <= {"hold", "_memory_of"} and view.tolist() == [1, 1]
+
+    lazy = torch.tensor([1 + 2j]).conj()
+    assert dlbridge.to_numpy(lazy).tolist() == [1 - 2j]
+    assert dlbridge.to_numpy(lazy.imag).tolist() == [-2]
+    assert dlbridge.to_numpy(torch._efficientzerotensor(2)).tolist() == [0, 0]
+    assert reason_of(lambda: dlbridge.to_numpy(wanting)) == "requires_grad"
+    assert reason_of(lambda: dlbridge.to_numpy(torch.ones(2, 2).to_sparse())) == "sparse"
+    assert reason_of(lambda: dlbridge.to_numpy(torch.ones(2, device="meta"))) == "lazy"
+    shrunk = torch.ones(8)
+    shrunk.untyped_storage().resize_(4)
+    assert reason_of(lambda: dlbridge.to_numpy(shrunk)) == "null_data"
+    said = []
+    transformed = lambda row: (said.append(reason_of(lambda: dlbridge.to_numpy(row))), row.sum())[1]
+    torch.func.vmap(transformed)(x)
+    torch.func.grad(transformed)(x)
+    assert said == ["lazy", "lazy"], said
+    with FakeTensorMode() as mode:
+        assert reason_of(lambda: dlbridge.to_numpy(mode.from_tensor(torch.ones(2)))) == "lazy"
+
+    y = torch.arange(4096.0)
+    address, view = y.data_ptr(), dlbridge.to_numpy(y)
+    try:
+        y.resize_(1 << 20)
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError("the memory of a view was moved")
+    y.data = torch.zeros(3)
+    del y
+    torch.zeros(4096).fill_(7)
+    assert view.tolist() == list(range(4096)) and view.ctypes.data == address
+    z = torch.arange(4096.0)
+    view = dlbridge.to_numpy(z)
+    z.share_memory_()
+    torch.zeros(4096).fill_(7)
+    assert view.tolist() == list(range(4096)) == dlbridge.to_numpy(z).tolist()
+    print("done")
+    """
+    )
+    assert run_python(code).check().strip() == "done"
 
 
 @pytest.mark.preloaded("torch")

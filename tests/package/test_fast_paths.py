@@ -310,7 +310,10 @@ def test_python_takes_the_best_route(name: str, sample_of: Callable[[str], Sampl
         dlbridge.from_dlpack(sample.array)
         sample.convert(aligned())
     found = tuple(receipt.route.removeprefix("Tensor -> ") for receipt in log)
-    assert found == ROUTES[name]
+    into, out = ROUTES[name]
+    if name == "torch" and not hasattr(sys.modules["torch"].Tensor, protocol.TABLE):
+        out = "torch.from_dlpack"  # before 2.10
+    assert found == (into, out)
 
 
 def test_every_way_that_a_framework_names_is_tried() -> None:
@@ -336,7 +339,8 @@ def test_torch_lends_and_allocates_without_its_dispatcher(framework: Any) -> Non
         return
     assert path == "direct"
     assert internals.guard_is_open()
-    assert internals.shim_lacks() is None
+    is_old = proofs.release().startswith("2.6.")  # operators by C functions came with 2.7
+    assert is_old or internals.shim_lacks() is None
     assert native.torch_guard_allows(x)
     assert native.torch_direct_allows(x)
     assert native.torch_borrow(x) == (x.data_ptr(), (SIZE,), (1,), (2, 32, 1), (1, 0))

@@ -10,6 +10,7 @@ typedef enum {
     TENSOR,
     NUMPY,
     TORCH,
+    TORCH_PUBLIC, /* of a version that is not proved */
     JAX,
     TABLE,
     CAPSULE,
@@ -82,9 +83,9 @@ static void keep(const entry_t *made) {
 }
 
 static int parse_kind(PyObject *name, take_kind *kind) {
-    static const char *const names[] = {"slow",     "tensor", "numpy",   "torch",
-                                        "jax",      "table",  "capsule", "buffer",
-                                        "streamed", "dlpack"};
+    static const char *const names[] = {"slow",         "tensor",   "numpy", "torch",
+                                        "torch_public", "jax",      "table", "capsule",
+                                        "buffer",       "streamed", "dlpack"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (PyUnicode_Check(name) &&
             PyUnicode_CompareWithASCIIString(name, names[i]) == 0) {
@@ -113,10 +114,16 @@ static int parse_answer(PyObject *answer, entry_t *made) {
     made->values = count == 3 ? PyTuple_GET_ITEM(answer, 2) : NULL;
     if (parse_kind(PyTuple_GET_ITEM(answer, 0), &made->kind) < 0)
         return -1;
+    if (made->kind == TORCH && made->payload == Py_None)
+        return 0; /* before 2.10 torch had no table */
     if (made->kind == TORCH || made->kind == TABLE) {
         made->table = dlb_parse_table(made->payload);
         return made->table ? 0 : -1;
     }
+    if (made->kind == TORCH_PUBLIC)
+        return expect_payload(
+            made->payload, 6,
+            "torch_public needs (table, dtypes, layout, is_wrapped, is_traced, hold)");
     if (made->kind == CAPSULE)
         return expect_payload(
             made->payload, 6,
@@ -244,11 +251,162 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
     if (status != 0) /* the Python way warns */
         return status < 0 ? -1 : DLB_DECLINED;
     status = dlb_torch_take(x, view);
-    if (status != DLB_DECLINED)
+    if (status != DLB_DECLINED || table == NULL)
         return status;
     status = take_torch_alias(x, table, view);
     if (status == 0 && view->dl.device.device_type == kDLCPU)
         dlb_torch_fix_size(x);
+    return status;
+}
+
+/* ---- torch of a version that is not proved ----
+ *
+ * What the Python path asks in `_take_memory` of frameworks/torch/__init__.py is asked
+ * here, of plain tensors in the CPU's memory: by attributes and methods of torch.Tensor
+ * and of its storage. The payload is (table, dtypes, layout, is_wrapped, is_traced,
+ * hold): the exchange table's capsule, a frozenset of what may be exported, the
+ * strided layout, two functions of torch, and `hold` of frameworks/torch/sharing.py. */
+
+enum { ATTRIBUTES = 3, METHODS = 3 };
+static PyObject *false_names[ATTRIBUTES + METHODS]; /* of what must be False */
+enum { DTYPE, LAYOUT, DETACH, STORAGE, NBYTES, RESIZABLE, OFFSET, TO_NUMPY, NAMES };
+static PyObject *torch_names[NAMES];
+
+static int make_torch_names(void) {
+    static const char *const must_be_false[] = {"requires_grad", "is_nested",
+                                                "is_quantized",  "is_conj",
+                                                "is_neg",        "_is_zerotensor"};
+    static const char *const others[] = {"dtype",           "layout", "detach",
+                                         "untyped_storage", "nbytes", "resizable",
+                                         "storage_offset",  "numpy"};
+    if (torch_names[TO_NUMPY] != NULL)
+        return 0;
+    for (int i = 0; i < ATTRIBUTES + METHODS; i++)
+        if ((false_names[i] = PyUnicode_InternFromString(must_be_false[i])) == NULL)
+            return -1;
+    for (int i = 0; i < NAMES; i++)
+        if ((torch_names[i] = PyUnicode_InternFromString(others[i])) == NULL)
+            return -1;
+    return 0;
+}
+
+/* 1: the object, which this takes, is `wanted`; 0: another one; -1: NULL, an error */
+static int is_object(PyObject *found, PyObject *wanted) {
+    if (found == NULL)
+        return -1;
+    Py_DECREF(found);
+    return found == wanted;
+}
+
+/* Whether nothing of a torch.Tensor is out of the ordinary. */
+static int is_torch_plain(PyObject *x, PyObject *payload) {
+    int plain = is_object(PyObject_CallNoArgs(PyTuple_GET_ITEM(payload, 4)), Py_None);
+    for (int i = 0; plain == 1 && i < ATTRIBUTES; i++)
+        plain = is_object(PyObject_GetAttr(x, false_names[i]), Py_False);
+    if (plain == 1)
+        plain = is_object(PyObject_GetAttr(x, torch_names[LAYOUT]),
+                          PyTuple_GET_ITEM(payload, 2));
+    for (int i = ATTRIBUTES; plain == 1 && i < ATTRIBUTES + METHODS; i++)
+        plain = is_object(PyObject_CallMethodNoArgs(x, false_names[i]), Py_False);
+    if (plain != 1)
+        return plain;
+    PyObject *dtype = PyObject_GetAttr(x, torch_names[DTYPE]);
+    plain = dtype ? PySet_Contains(PyTuple_GET_ITEM(payload, 1), dtype) : -1;
+    Py_XDECREF(dtype);
+    return plain;
+}
+
+static int64_t ask_number(PyObject *x, PyObject *name) {
+    PyObject *answer = PyObject_CallMethodNoArgs(x, name);
+    int64_t number = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    return number;
+}
+
+/* Whether the storage reaches as far as the tensor does, and can be resized no more:
+ * 0, -1 with an error, DLB_DECLINED. */
+static int settle_storage(PyObject *alias, PyObject *storage, const DLTensor *dl) {
+    int64_t extent = dlb_torch_extent(dl);
+    int64_t offset = ask_number(alias, torch_names[OFFSET]);
+    int64_t held = offset < 0 ? -1 : ask_number(storage, torch_names[NBYTES]);
+    if (held < 0)
+        return PyErr_Occurred() ? -1 : DLB_DECLINED;
+    if (dlb_packed_bytes(dl->dtype, 0, offset + extent) > held)
+        return DLB_DECLINED;
+    int fixed =
+        is_object(PyObject_CallMethodNoArgs(storage, torch_names[RESIZABLE]), Py_False);
+    if (fixed != 0)
+        return fixed < 0 ? -1 : 0;
+    /* as after Tensor.numpy(); the Python path knows a way for every dtype */
+    PyObject *array = PyObject_CallMethodNoArgs(alias, torch_names[TO_NUMPY]);
+    Py_XDECREF(array);
+    return array ? 0 : -1;
+}
+
+/* Have the view keep `memory` besides what it keeps. */
+static int keep_besides(dlb_view *view, PyObject *memory) {
+    PyObject *tensor = dlb_tensor_new(dlb.tensor_type, view);
+    PyObject *both = tensor ? PyTuple_Pack(2, tensor, memory) : NULL;
+    Py_XDECREF(tensor);
+    dlb_buffer *buffer = both ? dlb_buffer_of_object(both) : NULL;
+    if (buffer != NULL) {
+        dlb_tensor_view((dlb_tensor *)tensor, view);
+        dlb_buffer_drop(view->buffer);
+        view->buffer = buffer;
+    }
+    Py_XDECREF(both);
+    return buffer ? 0 : -1;
+}
+
+static int take_alias(PyObject *alias, PyObject *payload, dlb_view *view) {
+    const DLPackExchangeAPI *table = dlb_parse_table(PyTuple_GET_ITEM(payload, 0));
+    PyObject *storage = PyObject_CallMethodNoArgs(alias, torch_names[STORAGE]);
+    int status =
+        table == NULL || storage == NULL ? -1 : dlb_take_table(alias, table, view);
+    if (status != 0) {
+        Py_XDECREF(storage);
+        return status;
+    }
+    bool is_on_cpu = view->dl.device.device_type == kDLCPU && !view->buffer->access;
+    status = is_on_cpu ? 0 : DLB_DECLINED;
+    bool has_elements = dlb_torch_extent(&view->dl) != 0;
+    if (status == 0 && has_elements)
+        status = settle_storage(alias, storage, &view->dl);
+    if (status == 0 && has_elements) {
+        PyObject *memory = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 5), storage);
+        status = memory == NULL      ? -1
+                 : memory == Py_None ? 0
+                                     : keep_besides(view, memory);
+        if (status < 0 && memory != NULL) { /* which dropped the view's buffer */
+            Py_DECREF(memory);
+            Py_DECREF(storage);
+            return -1;
+        }
+        Py_XDECREF(memory);
+    }
+    Py_DECREF(storage);
+    if (status != 0)
+        dlb_buffer_drop(view->buffer);
+    return status;
+}
+
+static int take_torch_public(PyObject *x, PyObject *payload, dlb_view *view) {
+    int plain = make_torch_names() < 0 ? -1 : is_torch_plain(x, payload);
+    if (plain != 1)
+        return plain < 0 ? -1 : DLB_DECLINED;
+    /* A mode or a transform may make something else of it. */
+    PyObject *alias = PyObject_CallMethodNoArgs(x, torch_names[DETACH]);
+    if (alias == NULL)
+        return -1;
+    int status = DLB_DECLINED;
+    if (PyObject_TypeCheck(x, Py_TYPE(alias))) { /* a Parameter's is a Tensor */
+        plain = is_object(PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 3), alias),
+                          Py_False);
+        status = plain < 0    ? -1
+                 : plain == 0 ? DLB_DECLINED
+                              : take_alias(alias, payload, view);
+    }
+    Py_DECREF(alias);
     return status;
 }
 
@@ -730,6 +888,12 @@ static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
         return take_torch(x, entry->table, view);
     case TABLE:
         return dlb_take_table(x, entry->table, view);
+    case TORCH_PUBLIC: {
+        PyObject *payload = Py_NewRef(entry->payload); /* as below */
+        int status = take_torch_public(x, payload, view);
+        Py_DECREF(payload);
+        return status;
+    }
     case JAX: {
         PyObject *payload = Py_NewRef(entry->payload); /* as below */
         int status = take_jax(x, payload, view);
@@ -779,9 +943,9 @@ int dlb_take(PyObject *x, dlb_view *view) {
     return dlb_is_recorded() ? DLB_DECLINED : take_any(x, view);
 }
 
-static int take_detached(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) {
+static int take_detached(PyObject *x, dlb_view *view) {
     PyObject *detached = detach(x);
-    int status = detached == NULL ? -1 : take_torch(detached, table, view);
+    int status = detached == NULL ? -1 : take_any(detached, view);
     Py_XDECREF(detached);
     return or_declined(status);
 }
@@ -810,11 +974,11 @@ int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
         return call == NULL
                    ? DLB_DECLINED
                    : take_by_protocol(x, entry->payload == Py_True, call, view);
-    const DLPackExchangeAPI *table =
-        detaches && entry != NULL && entry->kind == TORCH ? entry->table : NULL;
+    bool is_detached = detaches && entry != NULL &&
+                       (entry->kind == TORCH || entry->kind == TORCH_PUBLIC);
     int status = or_declined(entry ? take_by_kind(x, entry, view) : -1);
-    if (status == DLB_DECLINED && table != NULL)
-        status = take_detached(x, table, view);
+    if (status == DLB_DECLINED && is_detached)
+        status = take_detached(x, view);
     return status == DLB_DECLINED && may_copy ? take_values(x, view) : status;
 }
 

@@ -91,7 +91,8 @@ static PyObject *current_stream(PyObject *Py_UNUSED(module), PyObject *device) {
 
 /* ---- opening both ---- */
 
-/* torch_memory_open(libtorch_cpu, libtorch_python, table) -> whether all was found */
+/* torch_memory_open(libtorch_cpu, libtorch_python, table or None) -> whether all was
+ * found */
 static PyObject *open_memory(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *cpu_path, *python_path;
     PyObject *capsule;
@@ -99,11 +100,11 @@ static PyObject *open_memory(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "ssO:torch_memory_open", &cpu_path, &python_path,
                           &capsule))
         return NULL;
-    memory.table = dlb_parse_table(capsule);
-    if (memory.table == NULL)
+    memory.table = capsule == Py_None ? NULL : dlb_parse_table(capsule);
+    if (memory.table == NULL && capsule != Py_None)
         return NULL;
     Py_XSETREF(memory.capsule, Py_NewRef(capsule));
-    if (memory.table->dltensor_from_py_object_no_sync == NULL)
+    if (memory.table != NULL && memory.table->dltensor_from_py_object_no_sync == NULL)
         memory.table = NULL;
     void *python = dlopen(python_path, RTLD_LAZY | RTLD_NOLOAD);
     memory.can_borrow =

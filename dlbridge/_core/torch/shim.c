@@ -12,17 +12,17 @@ static int8_t numbers[DLB_DTYPE_CODES][8]; /* by code and log2 of the bits; -1: 
 static int32_t cpu_type, cuda_type;
 static DLDeviceType cuda_means = kDLCUDA;
 
-typedef enum { REQUIRED, OPTIONAL } symbol_need;
+typedef enum { REQUIRED, OF_OPERATORS, OPTIONAL } symbol_need;
 static const struct {
     const char *name;
     void *target; /* where the address goes */
     symbol_need need;
 } symbols[] = {
-    {"aoti_torch_library_init_fragment", &dlb_shim.library_fragment, REQUIRED},
-    {"aoti_torch_library_init_impl", &dlb_shim.library_implementation, REQUIRED},
-    {"aoti_torch_library_def", &dlb_shim.define, REQUIRED},
-    {"aoti_torch_library_impl", &dlb_shim.implement, REQUIRED},
-    {"aoti_torch_delete_library_object", &dlb_shim.delete_library, REQUIRED},
+    {"aoti_torch_library_init_fragment", &dlb_shim.library_fragment, OF_OPERATORS},
+    {"aoti_torch_library_init_impl", &dlb_shim.library_implementation, OF_OPERATORS},
+    {"aoti_torch_library_def", &dlb_shim.define, OF_OPERATORS},
+    {"aoti_torch_library_impl", &dlb_shim.implement, OF_OPERATORS},
+    {"aoti_torch_delete_library_object", &dlb_shim.delete_library, OF_OPERATORS},
     {"aoti_torch_get_data_ptr", &dlb_shim.data_ptr, REQUIRED},
     {"aoti_torch_get_dim", &dlb_shim.ndim, REQUIRED},
     {"aoti_torch_get_sizes", &dlb_shim.sizes, REQUIRED},
@@ -108,6 +108,16 @@ const char *dlb_shim_open(const char *path, const char *hidden) {
         memcpy(symbols[i].target, &found, sizeof found);
     }
     ask_numbers(library);
+    return NULL;
+}
+
+const char *dlb_shim_lacks_for_operators(void) {
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *found;
+        memcpy(&found, symbols[i].target, sizeof found);
+        if (found == NULL && symbols[i].need == OF_OPERATORS)
+            return symbols[i].name;
+    }
     return NULL;
 }
 

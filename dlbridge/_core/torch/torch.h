@@ -21,6 +21,7 @@ typedef void (*dlb_torch_boxed)(dlb_torch_value *stack, uint64_t inputs,
 /* Those that return int return 0, or something else for a C++ exception that was
  * caught. */
 typedef struct {
+    /* For operators; torch 2.6 lacks these five. */
     int (*library_fragment)(const char *name_space, const char *file, uint32_t line,
                             dlb_torch_library *library);
     int (*library_implementation)(const char *name_space, const char *key,
@@ -30,6 +31,7 @@ typedef struct {
     int (*implement)(dlb_torch_library library, const char *name,
                      dlb_torch_boxed function);
     int (*delete_library)(dlb_torch_library library);
+    /* For tensors. */
     int (*data_ptr)(dlb_torch_tensor tensor, void **data);
     int (*ndim)(dlb_torch_tensor tensor, int64_t *ndim);
     int (*sizes)(dlb_torch_tensor tensor, int64_t **sizes);
@@ -60,6 +62,8 @@ extern dlb_torch_shim dlb_shim;
 /* Find them in the libtorch_cpu that is loaded, and ask for its numbers. NULL, or the
  * name of what is missing. `hidden`: a name not to find (for tests), or NULL. */
 const char *dlb_shim_open(const char *path, const char *hidden);
+/* The name of a function for operators that was not found, or NULL. */
+const char *dlb_shim_lacks_for_operators(void);
 /* Find the function for streams in libtorch_cuda; NULL: none. False: it is missing. */
 bool dlb_shim_open_cuda(const char *path);
 void dlb_shim_set_rocm(bool is_rocm); /* which calls itself CUDA */

@@ -530,6 +530,8 @@ static PyObject *open_shim(PyObject *Py_UNUSED(module), PyObject *args) {
     const char *missing = dlb_internals_find(path, hidden);
     if (missing == NULL)
         missing = dlb_shim_open(path, hidden);
+    if (missing == NULL)
+        missing = dlb_shim_lacks_for_operators();
     if (cuda_path != NULL)
         dlb_shim_open_cuda(cuda_path);
     dlb_shim_set_rocm(is_rocm);

@@ -152,9 +152,22 @@ class Torch(Framework):
     def classify(self, cls: type) -> tuple[str, object] | None:
         torch: Any = sys.modules["torch"]
         plain = cls is torch.Tensor or cls is torch.nn.Parameter
-        if not plain or not hasattr(torch.Tensor, _TABLE) or not guard_is_open():
+        table = getattr(torch.Tensor, _TABLE, None)
+        if not plain:
             return None
-        return "torch", getattr(torch.Tensor, _TABLE)
+        if guard_is_open():
+            return "torch", table
+        if table is None or not internals.guard_is_closed():
+            return None
+        functorch = torch._C._functorch
+        return "torch_public", (
+            table,
+            frozenset(internals.dtypes(torch)),
+            torch.strided,
+            functorch.is_functorch_wrapped_tensor,
+            torch._C._get_tracing_state,
+            sharing.hold,
+        )
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's.
@@ -216,8 +229,11 @@ class Torch(Framework):
 
     def start(self, converter: native.Converter) -> None:
         torch = self.import_module()
-        if hasattr(torch.Tensor, _TABLE):
-            converter.activate("table", self.limits(), getattr(torch.Tensor, _TABLE), torch.Tensor)
+        table = getattr(torch.Tensor, _TABLE, None)
+        if table is not None:
+            converter.activate("table", self.limits(), table, torch.Tensor)
+        else:  # before 2.10; the function is what torch.from_dlpack calls with a capsule
+            converter.activate("capsule", self.limits(), torch._C._from_dlpack, torch.Tensor)
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         has_table = hasattr(self.import_module().Tensor, _TABLE)

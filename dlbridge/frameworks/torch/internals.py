@@ -77,6 +77,11 @@ def guard_is_open() -> bool:
     return _ANSWER[0]
 
 
+def guard_is_closed() -> bool:
+    """Return whether it is known that `guard_is_open` will not return True."""
+    return _ANSWER == [False]
+
+
 def forget_guard() -> None:
     """Let the next call of `guard_is_open` find it out again; for tests."""
     _ANSWER.clear()
@@ -162,7 +167,7 @@ def _open_direct(torch: Any) -> None:
     if not is_open:
         native.torch_direct_close()
         return
-    table = getattr(torch.Tensor, protocol.TABLE)
+    table = getattr(torch.Tensor, protocol.TABLE, None)  # torch before 2.10 has none
     if native.torch_memory_open(_library("torch_cpu"), _library("torch_python"), table):
         native.torch_memory_close(not _lends(torch), not _allocates(torch))
     if not _lends_memory(torch):

@@ -72,6 +72,7 @@ PROCESSOR = "x86_64"
 _PLACES = Places(16, 168, 16, 16, 24, 32, 48, 57)
 _EARLIER = _PLACES._replace(keys=176)
 PROVED = {
+    "2.6.0": Proof(_EARLIER._replace(tensor=24), SYMBOLS),
     "2.10.0": Proof(_EARLIER, SYMBOLS),
     "2.11.0": Proof(_EARLIER, SYMBOLS),
     "2.12.0": Proof(_EARLIER, SYMBOLS),

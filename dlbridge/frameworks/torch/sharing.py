@@ -36,17 +36,22 @@ class Memory:
 
 def lent(x: Any, tensor: native.TensorBase) -> native.TensorBase:
     """Return a Tensor that keeps its memory when the storage of `x`, on the CPU, moves."""
-    storage = x.untyped_storage()
-    if storage.is_shared():
-        return tensor  # which torch moves no more
+    memory = hold(x.untyped_storage())
+    if memory is None:
+        return tensor
     return native.take_object(
-        (tensor, _memory_of(storage)),
+        (tensor, memory),
         tensor.data_ptr,
         tensor.shape,
         tensor.strides,
         tensor._dtype_triple,
         tensor._device_pair,
     )
+
+
+def hold(storage: Any) -> Memory | None:
+    """Return what a view of a storage on the CPU must hold; None: torch moves it no more."""
+    return None if storage.is_shared() else _memory_of(storage)
 
 
 def _memory_of(storage: Any) -> Memory:
@@ -57,13 +62,15 @@ def _memory_of(storage: Any) -> Memory:
         if memory is None:
             memory = Memory()
             attributes[_MEMORY] = ref(memory)
+        if known is None:
             for name in _MOVES:
-                attributes[name] = partial(_move, name, ref(storage), ref(memory))
+                attributes[name] = partial(_move, name, ref(storage))
     return memory
 
 
-def _move(name: str, storage_of: Any, memory_of: Any, *args: Any, **kwargs: Any) -> Any:
-    storage, memory = storage_of(), memory_of()
+def _move(name: str, storage_of: Any, *args: Any, **kwargs: Any) -> Any:
+    storage = storage_of()
+    memory = vars(storage)[_MEMORY]()
     move = getattr(type(storage), name)
     if memory is None or storage.is_shared():
         return move(storage, *args, **kwargs)
