@@ -133,11 +133,13 @@ def test_on_another_version_exchange_takes_the_general_path(
 
 
 @pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no exchange table"
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="there is no exchange table"
 )
 @pytest.mark.preloaded("torch")
-def test_on_another_version_plain_tensors_are_exchanged_in_c(run_python: Callable[..., Any]) -> None:
-    """Python only notes who holds the storage; what is not plain is judged in Python as before."""
+def test_on_another_version_plain_tensors_are_exchanged_in_c(
+    run_python: Callable[..., Any],
+) -> None:
+    """Python only notes who holds the storage; what is not plain is judged in Python."""
     code = (
         OTHER_VERSION
         + """
