@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dlbridge.calls import public
 from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi import buckets, collectives, messages, operators, ragged
 from dlbridge.mpi.channel import call_of, channel, in_time
@@ -150,6 +151,7 @@ operators.substitute(_CALLS, call_of)
 # ---- requests -----------------------------------------------------------------------------------
 
 
+@public
 def waitall(requests: Iterable[Request], *, timeout: float | None = None) -> list[Any]:
     """Wait for requests of any calls, and return what `Request.wait` of each returns, in order.
 

@@ -417,6 +417,8 @@ def _late(operations: Sequence[Operation], limit: Deadline) -> MPITimeoutError:
 
 def wait_all(requests: Iterable[Request], timeout: float | None) -> list[Any]:
     """Wait for requests of any calls; return what each of them returns."""
+    if not isinstance(requests, Iterable):
+        raise ArgumentError(f"waitall: requests must be a list of requests, got {requests!r}")
     made = list(requests)
     for each in made:
         if not isinstance(each, Request):

@@ -159,6 +159,7 @@ def dump_graph_text(message: Any, contents: Sequence[Any] = ()) -> str:
     """Return a GraphDef of ours in text format, contents included."""
     from google.protobuf import text_format
 
+    messages.require("dump_graph_text", message, "GraphDef")
     if len(contents):
         message = messages.parse("GraphDef", dump_graph_def(message, contents))
     text: str = text_format.MessageToString(message)

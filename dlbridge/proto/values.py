@@ -157,7 +157,7 @@ _set_decode, _set_array, _set_dtype, _set_shape = (
 
 def _fit(dtype: DataType, array: Array) -> Array:
     """Return a read-only array of the dtype, shared unless the byte order is the other one."""
-    if dtype.numpy is None or array.dtype is not dtype.numpy:
+    if dtype.numpy is None or getattr(array, "dtype", None) is not dtype.numpy:
         array = _to_dtype(dtype, array)
     if array.flags.writeable:
         array = array.view()
@@ -166,6 +166,8 @@ def _fit(dtype: DataType, array: Array) -> Array:
 
 
 def _to_dtype(dtype: DataType, array: Array) -> Array:
+    if not isinstance(array, np.ndarray | np.generic):
+        raise UnsupportedTypeError(f"TensorValue: array must be a NumPy array, got {array!r}")
     wanted = dtype.numpy
     if wanted is None or array.dtype.newbyteorder("=") != wanted:
         raise ArgumentError(

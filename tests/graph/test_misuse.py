@@ -129,6 +129,58 @@ def test_a_refusal_begins_with_the_call_whatever_found_it() -> None:
     assert str(caught.value).startswith("assert_positive: ")
 
 
+WRONG = [None, -7, "wrogn", object(), 1.5, {}]
+# Function, argument, what it must be, arguments before it and behind it.
+KINDS: list[tuple[str, str, str, tuple[Any, ...], tuple[Any, ...]]] = [
+    ("assign", "ref", "a Variable", (), (1.0,)),
+    ("assign_add", "ref", "a Variable", (), (1.0,)),
+    ("assign_sub", "ref", "a Variable", (), (1.0,)),
+    ("scatter_add", "ref", "a Variable", (), ([0], [1.0])),
+    ("scatter_sub", "ref", "a Variable", (), ([0], [1.0])),
+    ("scatter_update", "ref", "a Variable", (), ([0], [1.0])),
+    ("scatter_nd_update", "ref", "a Variable", (), ([[0]], [1.0])),
+    ("is_variable_initialized", "variable", "a Variable", (), ()),
+    ("scalar_mul", "x", "a Tensor", (2.0,), ()),
+    ("dump_graph", "graph", "a Graph", (), ()),
+    ("dump_graph_buffers", "graph", "a Graph", (), ()),
+    ("global_norm", "t_list", "a list", (), ()),
+    ("clip_by_global_norm", "t_list", "a list", (), (1.0,)),
+    ("einsum", "equation", "a string", (), ([1.0],)),
+    ("check_numerics", "message", "a string", ([1.0],), ()),
+]
+ACCEPTED = {"a string": str, "a list": dict}  # of what there is in WRONG
+
+
+@pytest.mark.parametrize(("name", "argument", "required", "before", "behind"), KINDS)
+def test_an_argument_of_another_kind_is_refused_by_its_name(
+    name: str, argument: str, required: str, before: tuple[Any, ...], behind: tuple[Any, ...]
+) -> None:
+    """As a TypeError, where it was an AttributeError from within."""
+    for wrong in WRONG:
+        if not isinstance(wrong, ACCEPTED.get(required, ())):
+            with tf.Graph().as_default(), pytest.raises(TypeError) as caught:
+                getattr(tf, name)(*before, wrong, *behind)
+            text = str(caught.value)
+            assert text.startswith(f"{name}: {argument} must be {required}"), text
+            assert repr(wrong) in text
+
+
+def test_variables_of_another_kind_are_refused() -> None:
+    for wrong in (3, "ab", [1.5]):
+        with tf.Graph().as_default(), pytest.raises(TypeError, match=r"^variables_initializer: "):
+            tf.variables_initializer(wrong)
+
+
+def test_strides_of_another_kind_are_refused() -> None:
+    images, kernel = np.ones((1, 4, 4, 1), "f4"), np.ones((2, 2, 1, 1), "f4")
+    for wrong in ("wrogn", ["a"], {}, object()):
+        with (
+            tf.Graph().as_default(),
+            pytest.raises(ValueError, match=r"^conv2d: strides must be an integer or a list of"),
+        ):
+            tf.nn.conv2d(images, kernel, wrong, "SAME")
+
+
 def test_an_error_of_a_function_of_the_user_is_left_as_it_is() -> None:
     def start(*_shape: object, **_rest: object) -> Any:
         raise ValueError("no start")

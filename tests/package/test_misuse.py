@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge import check, cuda, proto
+from dlbridge import check, cuda, mpi, proto
 from dlbridge.errors import DLBridgeError
 
 X = np.arange(6, dtype="f4").reshape(2, 3)
@@ -123,6 +123,9 @@ CALLS = [
     Call("synchronize", cuda.synchronize, ("cuda",)),
     Call("current_stream", cuda.current_stream, ("cuda",)),
     Call("dump_graph_def", proto.dump_graph_def, (None,)),
+    Call("dump_graph_text", proto.dump_graph_text, (None,)),
+    Call("waitall", mpi.waitall, ([],), {"timeout": 1.0},
+         ("0: dict", "timeout: None", "timeout: float")),
     Call("make_ndarray", proto.make_ndarray, (None,)),
     Call("read_attr", proto.read_attr, (None,)),
     Call("write_attr", proto.write_attr, (3, None)),

@@ -85,3 +85,9 @@ def test_a_value_pickles_and_does_not_change() -> None:
         value.dtype = datatypes.int32
     with pytest.raises(AttributeError, match="immutable"):
         del value.array
+
+
+def test_a_value_of_what_is_no_array_is_refused() -> None:
+    for wrong in (None, 3, "wrogn", [1.0], object()):
+        with pytest.raises(TypeError, match=r"^TensorValue: array must be a NumPy array, got "):
+            TensorValue("float32", wrong)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.graph_bytes import dump_graph_def_buffers
@@ -61,6 +61,13 @@ class Versions(NamedTuple):
             )
 
 
+def _checked(graph: Any) -> Graph:
+    if not hasattr(graph, "as_graph_def"):
+        raise UnsupportedTypeError(f"graph must be a Graph, got {graph!r}")
+    checked: Graph = graph
+    return checked
+
+
 def _refusal(text: str) -> ArgumentError:
     return ArgumentError(f"import_graph_def: the GraphDef cannot be read: {text}")
 
@@ -96,7 +103,7 @@ def dump_graph_buffers(graph: Graph) -> list[Any]:
         [69, 8000000, 5]
     """
     contents: list[Any] = []
-    message = graph_def(graph, contents=contents)
+    message = graph_def(_checked(graph), contents=contents)
     return dump_graph_def_buffers(message, contents)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dlbridge.errors import UnsupportedTypeError
 from dlbridge.graph.core.inference import Inference, broadcast, merge, unchanged
 from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.reduce import reduce_sum
@@ -15,6 +16,7 @@ from dlbridge.graph.ops.shared import (
     INTEGER,
     NUMBER,
     Shapes,
+    as_list,
     as_tensor,
     binary,
     define,
@@ -361,6 +363,8 @@ def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Any:
     """
     if isinstance(x, IndexedSlices):
         return x.with_values(scalar_mul(scalar, x.values, name))
+    if not hasattr(x, "_as_graph_tensor") and not isinstance(x, Tensor):
+        raise UnsupportedTypeError(f"x must be a Tensor or IndexedSlices, got {x!r}")
     scalar = as_tensor(scalar, x.dtype.base_dtype, "scalar")
     if scalar.shape.ndims not in (None, 0):
         raise ValueError(f"Only scalar multiply works, got shape {scalar.shape}")
@@ -674,7 +678,7 @@ def global_norm(t_list: Sequence[Any], name: str | None = None) -> Tensor:
         ValueError: no tensor at all.
         TypeError: dtypes that differ, or of no floating numbers.
     """
-    given = [_values(each) for each in t_list if each is not None]
+    given = [_values(each) for each in as_list("t_list", t_list) if each is not None]
     with scope(name, "global_norm", given):
         halves = [result("L2Loss", (each,)) for each in given]
         total = reduce_sum(result("Pack", (halves,), "stack", axis=0))
@@ -709,6 +713,7 @@ def clip_by_global_norm(
         ...     session.run([*clipped, norm])
         [array([0.6], dtype=float32), array([0.8], dtype=float32), np.float32(5.0)]
     """
+    t_list = as_list("t_list", t_list)
     norm = global_norm(t_list) if use_norm is None else use_norm
     with scope(name, "clip_by_global_norm", [_values(each) for each in t_list]) as full:
         one = as_tensor(1.0, norm.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dlbridge.errors import UnsupportedTypeError
 from dlbridge.graph.core.default_graph import apply, graph_of
 from dlbridge.graph.core.inference import Inference, nothing, require_rank, unchanged
 from dlbridge.graph.core.operation import Operation, Tensor
@@ -67,6 +68,8 @@ def Assert(  # noqa: N802
 
 def check_numerics(tensor: Any, message: str, name: str | None = None) -> Tensor:
     """Return the same tensor; fail with `message` where an element is infinite or no number."""
+    if not isinstance(message, str):
+        raise UnsupportedTypeError(f"message must be a string, got {message!r}")
     return apply("CheckNumerics", (tensor,), {"message": message.encode()}, name).outputs[0]
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlbridge.errors import UnsupportedTypeError
 from dlbridge.graph.core.default_graph import apply, graph_of
 from dlbridge.graph.core.inference import (
     Inference,
@@ -411,6 +412,8 @@ def einsum(equation: str, *inputs: Any, name: str | None = None) -> Tensor:
         array([[3, 4],
                [6, 8]], dtype=int32)
     """
+    if not isinstance(equation, str):
+        raise UnsupportedTypeError(f"equation must be a string, got {equation!r}")
     with scope(name, "einsum", inputs):
         text = write_equation(parse_equation(equation, len(inputs)))
         return result("Einsum", (inputs,), equation=text.encode())

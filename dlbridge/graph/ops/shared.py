@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dlbridge.errors import UnsupportedTypeError
 from dlbridge.graph.core import opdef
 from dlbridge.graph.core.default_graph import apply, convert_to_tensor, graph_of
 from dlbridge.graph.core.inference import Inference
@@ -148,6 +149,17 @@ def _described(
     return function
 
 
+def as_list(name: str, value: Any) -> list[Any]:
+    """Return the elements of an argument that is a list of Tensors, Variables or the like.
+
+    Raises:
+        UnsupportedTypeError: it is something else.
+    """
+    if isinstance(value, str | bytes | Tensor) or not isinstance(value, Iterable):
+        raise UnsupportedTypeError(f"{name} must be a list, got {value!r}")
+    return list(value)
+
+
 def at_most_one(function: str, default: Any, **names: Any) -> Any:
     """Return the argument given under one of its names; None means not given.
 
@@ -184,7 +196,10 @@ def per_dimension(value: Any, count: int, data_format: str, call: str) -> list[i
     """
     if value is None:
         value = 1
-    numbers = [int(each) for each in value] if isinstance(value, Sequence) else [int(value)]
+    try:
+        numbers = [int(each) for each in value] if isinstance(value, Sequence) else [int(value)]
+    except (TypeError, ValueError):
+        raise ValueError(f"{call} must be an integer or a list of them, got {value!r}") from None
     if len(numbers) == 1:
         numbers *= count
     if len(numbers) == count + 2:

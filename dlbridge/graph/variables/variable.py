@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.graph.core.default_graph import (
     GraphKeys,
     apply,
@@ -30,6 +30,7 @@ from dlbridge.graph.ops.basic import group, no_op
 from dlbridge.graph.ops.indexing import boolean_mask
 from dlbridge.graph.ops.joining import stack
 from dlbridge.graph.ops.logic import logical_not
+from dlbridge.graph.ops.shared import as_list
 from dlbridge.graph.ops.sparse_tensor import IndexedSlices
 from dlbridge.graph.session import feeds
 from dlbridge.proto.datatypes import DataType, string
@@ -583,7 +584,8 @@ def variables_initializer(variables: Sequence[Variable], name: str = "init") -> 
     """Return an operation that runs the initializers of `variables`."""
     if not variables:
         return no_op(name)
-    return group(*[each.initializer for each in variables], name=name)
+    asked = as_list("variables", variables)
+    return group(*[_its(each, "initializer", "each of variables") for each in asked], name=name)
 
 
 def global_variables_initializer() -> Operation:
@@ -603,7 +605,7 @@ initialize_all_variables = global_variables_initializer
 
 def is_variable_initialized(variable: Variable) -> Tensor:
     """Return a bool Tensor: whether `variable` has a value in the session."""
-    return variable.is_initialized()
+    return _its(variable, "is_initialized", "variable")()  # type: ignore[no-any-return]
 
 
 def report_uninitialized_variables(
@@ -644,21 +646,21 @@ def assign(
         use_locking: without effect: changes of one variable never overlap.
         name: of the operation.
     """
-    return ref.assign(value, use_locking, name)
+    return _its(ref, "assign")(value, use_locking, name)
 
 
 def assign_add(
     ref: Variable, value: Any, use_locking: bool = False, name: str | None = None
 ) -> Any:
     """Add `value` to the variable `ref`, and return it after that; see `Variable.assign_add`."""
-    return ref.assign_add(value, use_locking, name)
+    return _its(ref, "assign_add")(value, use_locking, name)
 
 
 def assign_sub(
     ref: Variable, value: Any, use_locking: bool = False, name: str | None = None
 ) -> Any:
     """Subtract `value` from `ref`, and return it after that; see `Variable.assign_sub`."""
-    return ref.assign_sub(value, use_locking, name)
+    return _its(ref, "assign_sub")(value, use_locking, name)
 
 
 def scatter_add(
@@ -723,4 +725,15 @@ def _scatter(
     updates: Any,
     name: str | None,
 ) -> Any:
-    return ref._write(op_type, (indices, convert_to_tensor(updates, ref.dtype)), name)
+    write = _its(ref, "_write")
+    return write(op_type, (indices, convert_to_tensor(updates, ref.dtype)), name)
+
+
+def _its(variable: Any, attribute: str, argument: str = "ref") -> Any:
+    """Return an attribute of a Variable; what has none is refused."""
+    found = getattr(variable, attribute, None)
+    if found is None:
+        raise UnsupportedTypeError(
+            f"{argument} must be a Variable, got {variable!r} of type {type(variable).__name__}"
+        )
+    return found
