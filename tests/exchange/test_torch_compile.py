@@ -75,6 +75,22 @@ def test_other_exchanges_are_made_between_two_graphs(
     assert "report an issue" not in text
 
 
+def test_a_graph_that_ends_at_an_array_says_how_it_goes_on(torch: Any) -> None:
+    """And names the function of the user, not ours around it."""
+    needs_a_graph_with_exchanges(torch)
+
+    def doubled(x: Any, **policies: Any) -> Any:
+        return dlbridge.to_torch(dlbridge.to_numpy(x) * 2, **policies)
+
+    x = torch.ones(3)
+    with pytest.raises(RuntimeError) as caught:
+        torch.compile(doubled, backend="eager", fullgraph=True)(x)
+    assert 'pass readonly="share" with a NumPy array' in str(caught.value)
+    assert "<function to_torch at" in str(caught.value)
+    whole = torch.compile(doubled, backend="eager", fullgraph=True)(x, readonly="share")
+    assert torch.equal(whole, x * 2)
+
+
 def test_a_tensor_that_requires_a_gradient_is_refused_between_two_graphs(torch: Any) -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(dlbridge.ExchangeError, match=r"^to_numpy: .*requires a gradient"):

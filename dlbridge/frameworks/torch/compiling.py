@@ -60,10 +60,13 @@ def _traced(to: object, x: Any) -> Any:
 
 
 def _reason(name: str) -> str:
+    stays = ""
+    if name in ("to_torch", "convert"):
+        stays = 'pass readonly="share" with a NumPy array that nobody protects from writes, '
     return (
         f"{name}: torch.compile has no memory to exchange while it traces, so the graph ends here; "
-        "make the exchange outside of the compiled function, leave out fullgraph=True, or call a "
-        "kernel wrapped with dlbridge.wrap, which is an operator"
+        f"{stays}make the exchange outside of the compiled function, leave out fullgraph=True, or "
+        "call a kernel wrapped with dlbridge.wrap, which is an operator"
     )
 
 
@@ -73,6 +76,8 @@ def _breaking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def exchange_outside_of_graphs(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    # Texts of torch show it.
+    exchange_outside_of_graphs.__name__ = exchange_outside_of_graphs.__qualname__ = name
     told = {"reason": _reason(name)} if _TELLS_REASONS else {}
     made: Callable[..., Any] = torch.compiler.disable(exchange_outside_of_graphs, **told)
     return made
