@@ -181,6 +181,51 @@ def test_strides_of_another_kind_are_refused() -> None:
             tf.nn.conv2d(images, kernel, wrong, "SAME")
 
 
+@pytest.mark.parametrize(
+    "wrong", [-7, ["a"], object(), 1.5, {}], ids=lambda wrong: type(wrong).__name__
+)
+@pytest.mark.parametrize("argument", ["target", "framework", "graph", "config", "compile", "spmd"])
+def test_a_session_refuses_what_is_of_another_kind(argument: str, wrong: object) -> None:
+    with tf.Graph().as_default(), pytest.raises((TypeError, ValueError)) as caught:
+        tf.Session(**{argument: wrong})  # type: ignore[arg-type]
+    assert re.match(rf"Session: .*{argument}", str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", [-7, "wrogn", object(), 1.5, (3,)], ids=lambda wrong: type(wrong).__name__
+)
+@pytest.mark.parametrize(
+    ("argument", "required"),
+    [
+        ("feed_dict", "a dict"),
+        ("receipts", "a list"),
+        ("trace", "a Trace or True"),
+        ("copy", "True or False"),
+    ],
+)
+def test_a_run_refuses_what_is_of_another_kind(argument: str, required: str, wrong: object) -> None:
+    """Before anything runs."""
+    with tf.Graph().as_default() as graph:
+        counter = tf.Variable(0)
+        count = tf.assign_add(counter, 1)
+    with tf.Session(graph=graph) as session:
+        session.run(counter.initializer)
+        with pytest.raises((TypeError, ValueError)) as caught:
+            session.run(count, **{argument: wrong})  # type: ignore[arg-type]
+        assert str(caught.value).startswith(f"Session.run: {argument} must be {required}, got ")
+        assert session.run(counter) == 0
+
+
+def test_a_misspelt_keyword_of_run_is_refused_in_the_name_of_session() -> None:
+    with tf.Graph().as_default():
+        x = tf.constant(1.0)
+        with (
+            tf.Session() as session,
+            pytest.raises(TypeError, match=r"^Session\.run\(\) got an unexpected keyword"),
+        ):
+            session.run(x, fed_dict={})  # type: ignore[call-arg]
+
+
 def test_an_error_of_a_function_of_the_user_is_left_as_it_is() -> None:
     def start(*_shape: object, **_rest: object) -> Any:
         raise ValueError("no start")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Self
 
 from dlbridge import registry
-from dlbridge.errors import FrameworkMissingError
+from dlbridge.errors import FrameworkMissingError, UnsupportedTypeError
 from dlbridge.execution.backend import framework_of_nodes
 from dlbridge.execution.trace import Trace
 from dlbridge.graph.core import construction, scopes
@@ -239,6 +239,8 @@ class Graph(NonCopyable):
             name: without the scope.
             mark_as_used: False does not reserve the name.
         """
+        if not isinstance(name, str):
+            raise UnsupportedTypeError(f"unique_name: name must be a string, got {name!r}")
         scope = self._scopes.state.name
         return self._unique(f"{scope}/{name}" if scope else name, mark_as_used)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import time_ns
 from typing import Any, Self
 
+from dlbridge.calls import check_flag
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange.adapter import target as adapter_of
 from dlbridge.exchange.context import receipts as recording
 from dlbridge.execution.backend import giver
@@ -111,6 +113,14 @@ class BaseSession(NonCopyable):
     ) -> None:
         if graph is not None and not isinstance(graph, Graph):
             raise TypeError(f"graph must be a tf.Graph, but got {type(graph)}")
+        if not isinstance(target, str | None):
+            raise UnsupportedTypeError(f"Session: target must be a string, got {target!r}")
+        if not isinstance(framework, str):
+            raise UnsupportedTypeError(
+                f"Session: framework must be the name of a framework, got {framework!r}"
+            )
+        check_flag("Session", "compile", compile)
+        check_flag("Session", "spmd", spmd)
         self._graph = graph or get_default_graph()
         check_config(config)
         compiled = frozenset({"jax", "torch"} if compile else {"jax"})
@@ -215,11 +225,20 @@ class BaseSession(NonCopyable):
             check_options(options, run_metadata)
             timeout = getattr(options, "timeout_in_ms", 0) or timeout
             reports = run_metadata is not None and getattr(options, "trace_level", 0) > 0
-        keys = tuple(feed_dict) if feed_dict else ()
+        keys: tuple[Any, ...] = ()
+        values: Iterable[Any] = ()
+        if feed_dict:
+            try:
+                values = feed_dict.values()
+            except AttributeError:
+                raise UnsupportedTypeError(
+                    f"Session.run: feed_dict must be a dict, got {feed_dict!r}"
+                ) from None
+            keys = tuple(feed_dict)
         runner = self._runner(fetches, keys, as_ or to, copy)
-        values = feed_dict.values() if feed_dict else ()
         if receipts is None and not trace and not timeout and not reports:
             return runner.call(*values)
+        _check_recorders(receipts, trace)
         followed = Trace() if reports and not trace else trace or None
         if timeout > 0:
             followed = DeadlineTrace(timeout, followed)
@@ -306,6 +325,8 @@ class BaseSession(NonCopyable):
             raise RuntimeError("Attempted to use a closed Session.")
 
     def _make(self, fetch: Any, keys: tuple[Any, ...], to: str, copy: bool) -> Any:
+        if copy not in (True, False):
+            raise ArgumentError(f"Session.run: copy must be True or False, got {copy!r}")
         make = Runner if self._cluster is None else self._cluster.runner
         return make(self._graph, self._runtime, fetch, keys, to, copy)
 
@@ -353,6 +374,18 @@ class BaseSession(NonCopyable):
     def __repr__(self) -> str:
         state = "closed " if self._closed else ""
         return f"<{state}{type(self).__name__} of {self._graph!r} in {self.framework}>"
+
+
+def _check_recorders(receipts: object, trace: object) -> None:
+    """Refuse what cannot record a run, before it begins."""
+    if not isinstance(receipts, list | None):
+        raise UnsupportedTypeError(f"Session.run: receipts must be a list, got {receipts!r}")
+    if trace and not isinstance(trace, Trace):
+        raise UnsupportedTypeError(f"Session.run: trace must be a Trace or True, got {trace!r}")
+
+
+for _method in (BaseSession.run, BaseSession.make_callable, BaseSession.state_of):
+    _method.__qualname__ = f"Session.{_method.__name__}"  # of which Python's own refusals begin
 
 
 class Session(BaseSession):
