@@ -140,6 +140,7 @@ class Library:
         except ArgumentError:
             return False
 
+    @public
     def wrap(
         self,
         name: str,
@@ -149,7 +150,7 @@ class Library:
         **options: Unpack[FurtherOptions],
     ) -> Kernel:
         """Return the function called `name` as a Kernel; the options are those of `wrap`."""
-        check_names("Library.wrap", options)
+        check_names("Library.wrap", options, ("name", "schema", "abi"))
         return wrap(self[name], schema, abi=abi, **options)
 
     def __repr__(self) -> str:

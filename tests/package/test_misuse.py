@@ -28,6 +28,7 @@ STREAMED = {name: value for name, value in POLICIES.items() if name != "stream"}
 SOURCE = """#include "dlbridge_kernel.h"
 int copy(const DLTensor *x, DLTensor *y) { return 0; }
 """
+COSINE = "misuse::cos(x: f64) -> f64"
 SCHEMA = "misuse::copy(x: f32[n]) -> (y: f32[n])"
 
 
@@ -113,6 +114,8 @@ CALLS = [
          ("0: misspelt", "2: None", "compiler: None")),
     Call("load_library", dlbridge.load_library, ("libm.so.6",), {"schemas": None},
          ("schemas: None", "schemas: dict")),
+    Call("Library.wrap", dlbridge.load_library("libm.so.6").wrap, ("cos", COSINE),
+         {"abi": "pointers"}, ("1: None",)),
     Call("load_package", dlbridge.load_package, ("numpy",)),
     Call("convert_func", dlbridge.convert_func, (min, np.ndarray, dlbridge.to_dlpack)),
     Call("check_consumer", check.check_consumer, ("numpy:from_dlpack",),
