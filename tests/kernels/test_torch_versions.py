@@ -132,9 +132,6 @@ def test_on_another_version_exchange_takes_the_general_path(
     assert said.startswith(f"general: 99.1.0 is not one of {proved}; `python -m dlbridge prove")
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="there is no exchange table"
-)
 @pytest.mark.preloaded("torch")
 def test_on_another_version_plain_tensors_are_exchanged_in_c(
     run_python: Callable[..., Any],

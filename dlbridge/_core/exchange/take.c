@@ -123,7 +123,7 @@ static int parse_answer(PyObject *answer, entry_t *made) {
     if (made->kind == TORCH_PUBLIC)
         return expect_payload(
             made->payload, 6,
-            "torch_public needs (table, dtypes, layout, is_wrapped, is_traced, hold)");
+            "torch_public needs (export, dtypes, layout, is_wrapped, is_traced, hold)");
     if (made->kind == CAPSULE)
         return expect_payload(
             made->payload, 6,
@@ -263,9 +263,10 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
  *
  * What the Python path asks in `_take_memory` of frameworks/torch/__init__.py is asked
  * here, of plain tensors in the CPU's memory: by attributes and methods of torch.Tensor
- * and of its storage. The payload is (table, dtypes, layout, is_wrapped, is_traced,
- * hold): the exchange table's capsule, a frozenset of what may be exported, the
- * strided layout, two functions of torch, and `hold` of frameworks/torch/sharing.py. */
+ * and of its storage. The payload is (export, dtypes, layout, is_wrapped, is_traced,
+ * hold): the exchange table's capsule, or before 2.10 torch.utils.dlpack.to_dlpack; a
+ * frozenset of what may be exported; the strided layout; two functions of torch; and
+ * `hold` of frameworks/torch/sharing.py. */
 
 enum { ATTRIBUTES = 3, METHODS = 3 };
 static PyObject *false_names[ATTRIBUTES + METHODS]; /* of what must be False */
@@ -358,13 +359,30 @@ static int keep_besides(dlb_view *view, PyObject *memory) {
     return buffer ? 0 : -1;
 }
 
+static int take_exported(PyObject *alias, PyObject *export, dlb_view *view) {
+    if (PyCapsule_CheckExact(export)) {
+        const DLPackExchangeAPI *table = dlb_parse_table(export);
+        return table == NULL ? -1 : dlb_take_table(alias, table, view);
+    }
+    PyObject *capsule = PyObject_CallOneArg(export, alias);
+    if (capsule == NULL)
+        return -1;
+    int status = dlb_take_capsule(capsule, view, "from_dlpack");
+    if (status < 0)
+        dlb_clear_error(); /* the destructor must not run while an error is set */
+    Py_DECREF(capsule);
+    if (status < 0)
+        return PyErr_Occurred() ? -1 : DLB_DECLINED;
+    return 0;
+}
+
 static int take_alias(PyObject *alias, PyObject *payload, dlb_view *view) {
-    const DLPackExchangeAPI *table = dlb_parse_table(PyTuple_GET_ITEM(payload, 0));
     PyObject *storage = PyObject_CallMethodNoArgs(alias, torch_names[STORAGE]);
-    int status =
-        table == NULL || storage == NULL ? -1 : dlb_take_table(alias, table, view);
+    if (storage == NULL)
+        return -1;
+    int status = take_exported(alias, PyTuple_GET_ITEM(payload, 0), view);
     if (status != 0) {
-        Py_XDECREF(storage);
+        Py_DECREF(storage);
         return status;
     }
     bool is_on_cpu = view->dl.device.device_type == kDLCPU && !view->buffer->access;

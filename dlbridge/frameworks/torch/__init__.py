@@ -157,11 +157,11 @@ class Torch(Framework):
             return None
         if guard_is_open():
             return "torch", table
-        if table is None or not internals.guard_is_closed():
+        if not internals.guard_is_closed():
             return None
         functorch = torch._C._functorch
         return "torch_public", (
-            table,
+            torch.utils.dlpack.to_dlpack if table is None else table,
             frozenset(internals.dtypes(torch)),
             torch.strided,
             functorch.is_functorch_wrapped_tensor,
