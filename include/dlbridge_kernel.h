@@ -52,8 +52,16 @@ typedef enum {               /* of a scalar */
                DLB_NONE = 0, /* an optional scalar that was left out */
                DLB_INT = 1,  /* also bool: 0 or 1, and dtype: see dlb_get_dtype */
                DLB_FLOAT = 2,
-               DLB_STRING = 3
+               DLB_STRING = 3,
+               DLB_INTS = 4,  /* a list: see dlb_get_ints */
+               DLB_FLOATS = 5 /* see dlb_get_floats */
 } dlb_scalar_kind;
+
+typedef struct { /* a list of numbers, of one kind */
+    int64_t count;
+    const int64_t *ints;
+    const double *floats;
+} dlb_list;
 
 typedef struct {
     int64_t kind; /* a dlb_scalar_kind */
@@ -61,6 +69,7 @@ typedef struct {
         int64_t i;
         double f;
         const char *s; /* UTF-8, ends with 0 */
+        const dlb_list *list;
     } value;
 } dlb_scalar;
 
@@ -100,6 +109,27 @@ static inline DLDataType dlb_get_dtype(const void *context, int index) {
     int64_t key = ((const dlb_context *)context)->scalars[index].value.i;
     DLDataType dtype = {(uint8_t)key, (uint8_t)(key >> 8), (uint16_t)(key >> 16)};
     return dtype;
+}
+
+/* The numbers of an `int[]`, and into `count`, which may be NULL, how many there are.
+ * NULL: it is no such list, or was left out. */
+static inline const int64_t *dlb_get_ints(const void *context, int index,
+                                          int64_t *count) {
+    const dlb_scalar *scalar = &((const dlb_context *)context)->scalars[index];
+    const dlb_list *list = scalar->kind == DLB_INTS ? scalar->value.list : NULL;
+    if (count != NULL)
+        *count = list != NULL ? list->count : 0;
+    return list != NULL ? list->ints : NULL;
+}
+
+/* The same of a `float[]`. */
+static inline const double *dlb_get_floats(const void *context, int index,
+                                           int64_t *count) {
+    const dlb_scalar *scalar = &((const dlb_context *)context)->scalars[index];
+    const dlb_list *list = scalar->kind == DLB_FLOATS ? scalar->value.list : NULL;
+    if (count != NULL)
+        *count = list != NULL ? list->count : 0;
+    return list != NULL ? list->floats : NULL;
 }
 
 static inline int dlb_is_missing(const DLTensor *tensor) {

@@ -262,6 +262,36 @@ template <typename T> class flat {
     int64_t size_;
 };
 
+/* ---- a list of numbers among the scalars of a call
+ * ------------------------------------------------------------------------ */
+
+template <typename T> class list {
+  public:
+    list(const T *data, int64_t size) : data_(data), size_(size) {
+    }
+
+    const T *data() const {
+        return data_;
+    }
+    int64_t size() const {
+        return size_;
+    }
+    const T *begin() const {
+        return data_;
+    }
+    const T *end() const {
+        return data_ + size_;
+    }
+    T operator[](int64_t index) const {
+        check(index >= 0 && index < size_, "number ", index, " of a list of ", size_);
+        return data_[index];
+    }
+
+  private:
+    const T *data_;
+    int64_t size_;
+};
+
 /* ---- the call
  * ------------------------------------------------------------------------ */
 
@@ -309,6 +339,14 @@ class call {
     DLDataType get_dtype(int place) const {
         scalar(place);
         return dlb_get_dtype(context_, place);
+    }
+    list<int64_t> get_ints(int place) const {
+        check(scalar(place).kind == DLB_INTS, "scalar ", place, " is no int[]");
+        return {scalar(place).value.list->ints, scalar(place).value.list->count};
+    }
+    list<double> get_floats(int place) const {
+        check(scalar(place).kind == DLB_FLOATS, "scalar ", place, " is no float[]");
+        return {scalar(place).value.list->floats, scalar(place).value.list->count};
     }
     const char *get_string(int place) const {
         check(scalar(place).kind == DLB_STRING, "scalar ", place, " is no text");

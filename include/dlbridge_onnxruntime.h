@@ -766,6 +766,9 @@ static inline int dlb_ort_read_scalar(dlb_ort_reader *in, dlb_ort_word name,
     return 1;
 }
 
+#define DLB_ORT_LISTED                                                                 \
+    "an argument is a list of numbers, which nodes of a model cannot have"
+
 static inline void dlb_ort_read_parameter(dlb_ort_reader *in) {
     static const char *const kinds[] = {"int", "bool", "float", "str"};
     static const dlb_scalar_kind numbers[] = {DLB_INT, DLB_INT, DLB_FLOAT, DLB_STRING};
@@ -792,7 +795,10 @@ static inline void dlb_ort_read_parameter(dlb_ort_reader *in) {
     tensor->is_optional = dlb_ort_accept(in, '?');
     if (dlb_ort_accept(in, '=')) {
         dlb_scalar none;
-        dlb_ort_read_default(in, DLB_INT, &none);
+        if (in->kind == '[')
+            dlb_ort_refuse(in, DLB_ORT_LISTED);
+        else
+            dlb_ort_read_default(in, DLB_INT, &none);
     }
     made->has_optional |= tensor->is_optional;
     made->input_count++;
@@ -867,7 +873,40 @@ static inline void dlb_ort_say_why(dlb_ort_operator *made, const char *why) {
         snprintf(made->why, sizeof made->why, "%s", why);
 }
 
+/* Of a type that begins with this set alone: 1 where it is `int[]` or `int[2]`, as
+ * lists of numbers are, 2 otherwise; 0: it has another dtype. */
+static inline int dlb_ort_use_of(dlb_ort_word text, const char *set) {
+    const char *at = text.start + strlen(set), *end = text.start + text.size;
+    if (text.size <= strlen(set) || strncmp(text.start, set, strlen(set)) != 0)
+        return 0;
+    at += strspn(at, " \t\r\n\f\v");
+    if (at >= end || *at != '[')
+        return 0;
+    at += 1 + strspn(at + 1, " \t\r\n\f\v");
+    at += strspn(at, "0123456789");
+    at += strspn(at, " \t\r\n\f\v");
+    return at < end && *at == ']' ? 1 : 2;
+}
+
+/* Lists of numbers are arguments that no type of a tensor makes tensors. */
+static inline void dlb_ort_refuse_lists(dlb_ort_operator *made) {
+    static const char *const sets[] = {"int", "float"};
+    for (int k = 0; k < 2; k++) {
+        int are_lists = 0, are_tensors = 0;
+        for (int i = 0; i < made->input_count + made->result_count; i++) {
+            const dlb_ort_tensor *tensor = &made->tensors[i];
+            int use = dlb_ort_use_of(tensor->text, sets[k]);
+            int is_list = use == 1 && !tensor->is_mutated && i < made->input_count;
+            are_lists += is_list;
+            are_tensors += use != 0 && !is_list;
+        }
+        if (are_lists > 0 && are_tensors == 0)
+            dlb_ort_say_why(made, DLB_ORT_LISTED);
+    }
+}
+
 static inline void dlb_ort_check_types(dlb_ort_operator *made) {
+    dlb_ort_refuse_lists(made);
     int overloads = 1;
     made->output_count = made->result_count;
     for (int i = 0; i < made->input_count; i++) {

@@ -359,6 +359,9 @@ def torch_op_open(
     """Find the functions of libtorch; return the name of one that is missing, None for none.
     `hidden` is a name not to find, for tests."""
 
+def torch_op_has_lists() -> bool:
+    """Whether operators can have lists of numbers, which libtorch must know."""
+
 def torch_op_has_strings() -> bool:
     """Whether this libtorch hands str arguments over."""
 

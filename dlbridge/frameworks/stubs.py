@@ -89,11 +89,18 @@ def _parameter(part: Parameter, tensor: str) -> str:
     return f"{part.name}: {kind}" + ("" if default is MISSING else f" = {_literal(default)}")
 
 
-_TYPES = {"dtype": "object"}  # of any framework, or a name
+_TYPES = {
+    "dtype": "object",  # of any framework, or a name
+    "int[]": "tuple[int, ...] | list[int]",
+    "float[]": "tuple[float, ...] | list[float]",
+}
 
 
 def _literal(value: object) -> str:
     """Return a default as a stub may have it: `...` for what is no literal, such as infinity."""
+    if isinstance(value, tuple):
+        items = [_literal(each) for each in value]
+        return "..." if "..." in items else f"({''.join(f'{item}, ' for item in items).strip()})"
     is_plain = value is None or isinstance(value, bool | int | str)
     return repr(value) if is_plain or repr(value).replace(".", "").isdecimal() else "..."
 

@@ -36,7 +36,14 @@ from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.exchange.exchange import refuse
 from dlbridge.exchange.protocol import describe, is_spoken_by
 from dlbridge.kernels import debugging
-from dlbridge.kernels.schema import Arguments, Described, Schema, refusal, type_name
+from dlbridge.kernels.schema import (
+    Arguments,
+    Described,
+    Schema,
+    is_plain,
+    refusal,
+    type_name,
+)
 from dlbridge.tensor import memory
 from dlbridge.tensor.values import READ_ONLY
 
@@ -329,7 +336,7 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
             return result
     arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
     name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
-    if name not in _TRACING and not all(isinstance(each, _ARRANGED) for each in arguments.scalars):
+    if name not in _TRACING and not all(map(is_plain, arguments.scalars)):
         arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
     return binding(name).serve(kernel, arguments)
 
@@ -337,7 +344,6 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
 # Frameworks whose programs have scalars that are no numbers yet.
 _TRACING = frozenset(("jax", "tensorflow", "torch"))
 _SCALARS = (bool, int, float, str, type(None))
-_ARRANGED = (*_SCALARS, DType)
 
 
 def _named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, Any]]:

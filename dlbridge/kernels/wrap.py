@@ -13,7 +13,7 @@ from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, device_type, read_launch, recognise
-from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.schema import LIST_KINDS, Schema
 from dlbridge.text import did_you_mean
 
 Batch = Literal["sequential", "broadcast"]
@@ -288,8 +288,19 @@ def _wrap(
         each.is_gpu or each.abi.startswith("triton") for each in functions.values()
     ):
         raise ArgumentError(f"wrap: {own}: grid=, block= and shared= are of GPU kernels")
+    if made is not None:
+        _refuse_lists(functions, made)
     changes.setdefault("layout", _layout(functions, made))
     return Recipe(own, functions, made, positions, **changes)
+
+
+def _refuse_lists(functions: Mapping[str, Function], schema: Schema) -> None:
+    lists = [part.name for part in schema.scalars if part.kind in LIST_KINDS]
+    if lists and any(function.abi == "tvm_ffi" for function in functions.values()):
+        raise ArgumentError(
+            f"wrap: {schema.qualified}: argument {lists[0]!r}: a function of tvm-ffi cannot be "
+            "given a list of numbers; take them as a tensor, or as scalars"
+        )
 
 
 def _rewrap(

@@ -27,6 +27,7 @@ TEXTS = (
     "a::n(x: A=float[n, *b], y!: like x, z: like y? = None) -> (like x, more: like z)",
     "a::m(x: A=float[n], y: to[n], *, to: dtype = f32, other: dtype? = None) -> to[n]",
     "a::l(x: f32[2*n, *b], y: f32[n*(m-1) + 3]) -> f32[n, m]",
+    "a::o(x: f32[*b, n], b: int[] = [2, 3], *, w: float[2]? = [0.5, -inf]) -> f32[n, *b]",
 )
 WORDS = tuple(
     b"( ) [ ] , : ! ? = -> * ... | :: + - // n m f32 any float int dtype to like 0 1 "

@@ -128,8 +128,8 @@ def test_a_kernel_without_arguments_takes_none() -> None:
 @given(schemas(), st.data())
 def test_arguments_are_sorted_as_python_sorts_them(schema: Schema, data: st.DataObject) -> None:
     """`inspect.Signature.bind` decides the same about every call."""
-    values = {"tensor": X, "int": 5, "float": 2.5, "bool": True, "str": "s"}
-    values["dtype"] = DType("float32")
+    values: dict[str, Any] = {"tensor": X, "int": 5, "float": 2.5, "bool": True, "str": "s"}
+    values |= {"dtype": DType("float32"), "int[]": (1, 2), "float[]": (0.5, 1.5)}
     listed = schema.parameters
     count = data.draw(st.integers(0, len(listed) + 1))
     args = tuple([values[part.kind] for part in listed[:count]]) + (X,) * (count - len(listed))

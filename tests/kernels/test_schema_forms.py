@@ -47,16 +47,16 @@ def test_the_native_core_reads_plain_tuples() -> None:
         ),
         ((0, (("p", 0),)), (2, ())),
         (
-            ("float", False, -1, -1),
-            ("int", True, -1, -1),
-            ("str", False, -1, -1),
-            ("bool", False, -1, -1),
+            ("float", False, -1, -1, -1, -1),
+            ("int", True, -1, -1, -1, -1),
+            ("str", False, -1, -1, -1, -1),
+            ("bool", False, -1, -1, -1, -1),
         ),
         (),
     )
     schema = Schema.parse("a::f(x: f32[n], *, s: float, k: int) -> f32[n, 2*k]")
     assert schema.encode()[1] == 2
-    assert schema.encode()[5] == (("float", False, -1, -1), ("int", False, 1, -1))
+    assert schema.encode()[5] == (("float", False, -1, -1, -1, -1), ("int", False, 1, -1, -1, -1))
     schema = Schema.parse("a::f(x: f32[2*n, n*m], y: f32[1, m+k], *, k: int) -> f32[n]")
     assert schema.encode()[6] == ((0, 0, 0), (0, 1, 1))
 
@@ -119,7 +119,8 @@ def test_torch_reads_every_schema(framework: Callable[[str], Any], schema: Schem
     assert len(read.returns) == len(schema.results)
     for argument, part in zip(read.arguments, schema.parameters, strict=True):
         if argument.has_default_value():
-            assert argument.default_value == part.default
+            default = argument.default_value
+            assert (tuple(default) if isinstance(default, list) else default) == part.default
 
 
 # ---- Python ------------------------------------------------------------------------------------

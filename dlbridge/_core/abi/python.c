@@ -632,6 +632,9 @@ static PyObject *scalar_object(const python_call *call, int index) {
         return PyFloat_FromDouble(scalar->value.f);
     case DLB_STRING:
         return PyUnicode_FromString(scalar->value.s);
+    case DLB_INTS:
+    case DLB_FLOATS:
+        return dlb_list_object(scalar->value.list);
     default:
         Py_RETURN_NONE;
     }

@@ -753,7 +753,8 @@ bool dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
     const dlb_frame *frame = &call->frame;
     int32_t count = frame->tensor_count;
     if (count == 0 || count > DLB_CACHED_TENSORS ||
-        (kernel->signature == NULL && frame->scalar_count > 0))
+        (kernel->signature == NULL ? frame->scalar_count > 0
+                                   : kernel->signature->has_packs))
         return false;
     cache->device = frame->tensors[0].device;
     cache->target = dlb_kernel_target(kernel, cache->device);

@@ -214,8 +214,33 @@ static int parse_dtype(PyObject *object, dlb_scalar *scalar) {
     return status;
 }
 
+/* The numbers of a list or tuple; what is no plain number is left to Python. */
+static int parse_list(PyObject *object, const dlb_scalar_parameter *parameter,
+                      dlb_frame *frame, dlb_scalar *scalar) {
+    if (!PyTuple_Check(object) && !PyList_Check(object))
+        return DLB_DECLINED;
+    const dlb_scalar_parameter number = {
+        .kind = parameter->kind == DLB_INTS ? DLB_INT : DLB_FLOAT};
+    dlb_list_room *room = dlb_frame_add_list(frame, parameter->kind, scalar);
+    if (room == NULL)
+        return DLB_DECLINED;
+    int64_t *count = &room->list.count;
+    for (; *count < PySequence_Fast_GET_SIZE(object); ++*count) {
+        dlb_scalar read;
+        if (*count == DLB_MAX_LISTED)
+            return DLB_DECLINED;
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(object, *count));
+        int status = dlb_parse_scalar(item, &number, frame, &read);
+        Py_DECREF(item);
+        if (status != 0)
+            return status;
+        room->values.ints[*count] = read.value.i; /* either member: both are 8 bytes */
+    }
+    return parameter->count < 0 || parameter->count == *count ? 0 : DLB_DECLINED;
+}
+
 int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
-                     dlb_scalar *scalar) {
+                     dlb_frame *frame, dlb_scalar *scalar) {
     dlb_scalar_kind wanted = parameter ? parameter->kind : DLB_NONE;
     bool wants_bool = parameter != NULL && parameter->is_bool;
     int status = DLB_DECLINED;
@@ -224,6 +249,8 @@ int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
         return parameter == NULL || parameter->optional ? 0 : DLB_DECLINED;
     if (parameter != NULL && parameter->is_dtype)
         return parse_dtype(object, scalar);
+    if (wanted >= DLB_INTS)
+        return parse_list(object, parameter, frame, scalar);
     if (PyBool_Check(object) ? parameter == NULL || wants_bool
                              : PyLong_CheckExact(object) && !wants_bool)
         status = parse_int(object, scalar);
@@ -273,7 +300,7 @@ static int place_keywords(const dlb_call_plan *plan, PyObject *const *args,
 static int take_scalar(const dlb_kernel *kernel, dlb_call *call, int index,
                        PyObject *value) {
     int status = dlb_parse_scalar(value, &kernel->signature->scalars[index],
-                                  &call->frame.scalars[index]);
+                                  &call->frame, &call->frame.scalars[index]);
     if (status >= 0)
         return status;
     PyErr_Clear();
@@ -358,7 +385,7 @@ static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
             call->order[i] = (int8_t)frame->tensor_count++;
         } else {
             if (frame->scalar_count < DLB_MAX_SCALARS)
-                status = dlb_parse_scalar(args[i], NULL,
+                status = dlb_parse_scalar(args[i], NULL, frame,
                                           &frame->scalars[frame->scalar_count]);
             if (status < 0) {
                 PyErr_Clear();

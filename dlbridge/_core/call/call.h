@@ -69,9 +69,10 @@ dlb_call_plan *dlb_make_call_plan(dlb_kernel *kernel, PyObject *rows);
 void dlb_free_call_plan(dlb_call_plan *plan);
 /* A Python scalar: None, bool, int, float or str, of exactly or nearly (an int for a
  * float) the kind that `parameter` has; NULL: any. The text of a str lives as long as
- * the object. 0, DLB_DECLINED, or -1 with an exception. */
+ * the object, the numbers of a list are in the frame. 0, DLB_DECLINED, or -1 with an
+ * exception. */
 int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
-                     dlb_scalar *scalar);
+                     dlb_frame *frame, dlb_scalar *scalar);
 
 /* ---- jax.c ---- */
 extern PyTypeObject dlb_JaxCallerType;

@@ -38,11 +38,26 @@ typedef struct {
 
 /* ---- forms ---- */
 
+static bool is_same(PyObject *a, PyObject *b);
+
+/* A list of numbers may come as either. */
+static bool is_same_list(PyObject *tuple, PyObject *list) {
+    if (PyTuple_GET_SIZE(tuple) != PySequence_Fast_GET_SIZE(list))
+        return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
+        if (i >= PySequence_Fast_GET_SIZE(list) ||
+            !is_same(PyTuple_GET_ITEM(tuple, i), PySequence_Fast_GET_ITEM(list, i)))
+            return false;
+    return true;
+}
+
 /* Equal for good: the same type and the same bits. Anything in doubt is not equal, and
  * takes the slow path. */
 static bool is_same(PyObject *a, PyObject *b) {
     if (a == b)
         return true;
+    if (PyTuple_CheckExact(a) && (PyTuple_CheckExact(b) || PyList_CheckExact(b)))
+        return is_same_list(a, b);
     if (Py_TYPE(a) != Py_TYPE(b))
         return false;
     if (PyFloat_CheckExact(a))
@@ -217,6 +232,7 @@ bool dlb_jax_serves(PyObject *object, PyObject *const *args, Py_ssize_t count) {
         has_array |= is_array;
         if (!is_array && args[i] != Py_None && !PyFloat_CheckExact(args[i]) &&
             !PyLong_CheckExact(args[i]) && !PyUnicode_CheckExact(args[i]) &&
+            !PyTuple_CheckExact(args[i]) && !PyList_CheckExact(args[i]) &&
             !PyBool_Check(args[i]))
             return false;
     }

@@ -299,7 +299,7 @@ static int put_scalars(const dlb_kernel *kernel, dlb_frame *frame, PyObject *sca
         bool is_known = signature != NULL && i < signature->scalar_count;
         PyObject *item = PyTuple_GET_ITEM(scalars, i);
         int status = dlb_parse_scalar(item, is_known ? &signature->scalars[i] : NULL,
-                                      &frame->scalars[i]);
+                                      frame, &frame->scalars[i]);
         if (status < 0)
             return dlb_error_catch(&frame->error, kernel->name);
         if (status == DLB_DECLINED)

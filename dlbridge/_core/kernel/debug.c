@@ -458,9 +458,17 @@ static finding look_at_results(const guards *all, value_kind kind) {
     return found;
 }
 
+static bool has_nan(const dlb_scalar *scalar) {
+    if (scalar->kind == DLB_FLOATS)
+        for (int64_t i = 0; i < scalar->value.list->count; i++)
+            if (isnan(scalar->value.list->floats[i]))
+                return true;
+    return scalar->kind == DLB_FLOAT && isnan(scalar->value.f);
+}
+
 static bool takes_nans(const dlb_frame *frame, const guards *all) {
     for (int32_t i = 0; i < frame->scalar_count; i++)
-        if (frame->scalars[i].kind == DLB_FLOAT && isnan(frame->scalars[i].value.f))
+        if (has_nan(&frame->scalars[i]))
             return true;
     for (int32_t i = 0; i < frame->input_count; i++) {
         const guarded *each = &all->tensors[i];

@@ -235,13 +235,28 @@ static PyObject *describe_all(const dlb_frame *frame) {
     return all;
 }
 
-/* Integers, of which some may be dimensions; None for the others. */
+PyObject *dlb_list_object(const dlb_list *list) {
+    PyObject *tuple = PyTuple_New((Py_ssize_t)list->count);
+    for (Py_ssize_t i = 0; tuple != NULL && i < list->count; i++) {
+        PyObject *item = list->ints ? PyLong_FromLongLong(list->ints[i])
+                                    : PyFloat_FromDouble(list->floats[i]);
+        if (item == NULL)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, i, item);
+    }
+    return tuple;
+}
+
+/* Integers and lists, of which some may be dimensions; None for the others. */
 static PyObject *list_sizes(const dlb_frame *frame) {
     PyObject *all = PyTuple_New(frame->scalar_count);
     for (int32_t i = 0; all != NULL && i < frame->scalar_count; i++) {
         const dlb_scalar *scalar = &frame->scalars[i];
-        PyObject *item = scalar->kind == DLB_INT ? PyLong_FromLongLong(scalar->value.i)
-                                                 : Py_NewRef(Py_None);
+        PyObject *item = scalar->kind == DLB_INTS ? dlb_list_object(scalar->value.list)
+                         : scalar->kind == DLB_INT
+                             ? PyLong_FromLongLong(scalar->value.i)
+                             : Py_NewRef(Py_None);
         if (item == NULL)
             Py_CLEAR(all);
         else

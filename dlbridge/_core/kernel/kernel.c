@@ -5,6 +5,8 @@
 #include "layout/layout.h"
 #include "memory/copy.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- errors ---- */
@@ -24,9 +26,65 @@ static int fail_with_status(const dlb_kernel *kernel, dlb_frame *frame, int stat
 
 /* ---- arguments against the signature ---- */
 
+dlb_list_room *dlb_frame_add_list(dlb_frame *frame, dlb_scalar_kind kind,
+                                  dlb_scalar *scalar) {
+    if (frame->list_count == DLB_MAX_LISTS)
+        return NULL;
+    dlb_list_room *room = &frame->lists[frame->list_count++];
+    bool is_float = kind == DLB_FLOATS;
+    room->list = (dlb_list){0, is_float ? NULL : room->values.ints,
+                            is_float ? room->values.floats : NULL};
+    *scalar = (dlb_scalar){kind, {.list = &room->list}};
+    return room;
+}
+
+/* A decimal number of int64, or the bits of a double in 16 hexadecimal digits, up to a
+ * comma or the end; NULL: it is neither. */
+static const char *read_listed(const char *text, bool is_float, int64_t *bits) {
+    size_t length = strcspn(text, ",");
+    const char *digits = is_float ? "0123456789abcdef" : "0123456789";
+    size_t sign = !is_float && *text == '-';
+    errno = 0;
+    *bits = is_float ? (int64_t)strtoull(text, NULL, 16) : strtoll(text, NULL, 10);
+    bool fits = length > sign && strspn(text + sign, digits) == length - sign;
+    return fits && errno == 0 && (!is_float || length == 16) ? text + length : NULL;
+}
+
+/* A list that comes as a text. False: it is none. */
+static bool read_list(dlb_frame *frame, dlb_scalar_kind kind, dlb_scalar *scalar) {
+    const char *text = scalar->value.s;
+    dlb_list_room *room = dlb_frame_add_list(frame, kind, scalar);
+    while (room != NULL && *text != 0) {
+        int64_t count = room->list.count++;
+        if (count == DLB_MAX_LISTED)
+            return false;
+        text = read_listed(text, kind == DLB_FLOATS, &room->values.ints[count]);
+        if (text == NULL || (*text == ',' && *++text == 0))
+            return false;
+    }
+    return room != NULL;
+}
+
+static int bind_list(const dlb_kernel *kernel, dlb_frame *frame, int32_t index) {
+    const dlb_scalar_parameter *parameter = &kernel->signature->scalars[index];
+    dlb_scalar *scalar = &frame->scalars[index];
+    if (scalar->kind == DLB_NONE && parameter->optional)
+        return 0;
+    bool fits =
+        scalar->kind == (int64_t)parameter->kind ||
+        (scalar->kind == DLB_STRING && read_list(frame, parameter->kind, scalar));
+    if (fits && (parameter->count < 0 || scalar->value.list->count == parameter->count))
+        return 0;
+    return dlb_frame_fail(frame, DLB_ERROR_TYPE, "%s: scalar %d: expected a list of %s",
+                          kernel->name, (int)index,
+                          parameter->kind == DLB_INTS ? "int" : "float");
+}
+
 static int bind_scalar(const dlb_kernel *kernel, dlb_frame *frame, int32_t index) {
     const dlb_scalar_parameter *parameter = &kernel->signature->scalars[index];
     dlb_scalar *scalar = &frame->scalars[index];
+    if (parameter->kind >= DLB_INTS)
+        return bind_list(kernel, frame, index);
     if (scalar->kind == (int64_t)parameter->kind ||
         (scalar->kind == DLB_NONE && parameter->optional))
         return 0;
@@ -34,10 +92,11 @@ static int bind_scalar(const dlb_kernel *kernel, dlb_frame *frame, int32_t index
         *scalar = (dlb_scalar){DLB_FLOAT, {.f = (double)scalar->value.i}};
         return 0;
     }
-    static const char *const kinds[] = {"none", "int", "float", "str"};
+    static const char *const kinds[] = {"none", "int",   "float",
+                                        "str",  "int[]", "float[]"};
     return dlb_frame_fail(frame, DLB_ERROR_TYPE, "%s: scalar %d: expected %s, got %s",
                           kernel->name, (int)index, kinds[parameter->kind],
-                          kinds[scalar->kind & 3]);
+                          kinds[scalar->kind]);
 }
 
 int dlb_frame_bind(const dlb_kernel *kernel, dlb_frame *frame) {

@@ -25,6 +25,8 @@
 #define DLB_MAX_NAMES 32  /* named dimensions of one signature */
 #define DLB_MAX_PACKS 4   /* `...` and `*name`: any number of dimensions */
 #define DLB_MAX_DTYPES 16 /* dtype variables */
+#define DLB_MAX_LISTS 8   /* arguments that are lists of numbers */
+#define DLB_MAX_LISTED 64 /* numbers in one of them */
 #define DLB_ERROR_SIZE 1024
 
 /* ---- signature.c: a schema, compiled; made once, then immutable ---- */
@@ -64,6 +66,8 @@ typedef struct {
     dlb_scalar_kind kind;
     int32_t name;  /* the dimension that it is, of kind DLB_INT; -1: none */
     int32_t dtype; /* the dtype variable that it is, of kind DLB_INT; -1: none */
+    int32_t pack;  /* the pack that it is, of kind DLB_INTS; -1: none */
+    int32_t count; /* how many numbers a list must have; -1: any */
     bool optional, is_bool;
     bool is_dtype; /* of kind DLB_INT: a dlb_dtype_key */
 } dlb_scalar_parameter;
@@ -89,7 +93,8 @@ typedef struct {
     const dlb_solution *solutions; /* in the order in which they can be found */
     bool has_mutated;
     bool has_expressions; /* in inputs */
-    bool has_sizes;       /* scalars that are dimensions or dtypes of tensors */
+    bool has_sizes; /* scalars or lists that are dimensions or dtypes of tensors */
+    bool has_packs; /* lists that are dimensions of tensors */
 } dlb_signature;
 
 typedef struct { /* only what has its bit set below has a meaning */
@@ -98,7 +103,7 @@ typedef struct { /* only what has its bit set below has a meaning */
     int64_t names[DLB_MAX_NAMES];
     struct {
         int32_t ndim;
-        const int64_t *shape; /* of the tensor that bound it */
+        const int64_t *shape; /* of the tensor or the list that bound it */
     } packs[DLB_MAX_PACKS];
 } dlb_bindings;
 
@@ -141,11 +146,19 @@ typedef struct {
 
 typedef struct dlb_kernel dlb_kernel;
 
+typedef struct { /* a list of the call, and its numbers */
+    dlb_list list;
+    union {
+        int64_t ints[DLB_MAX_LISTED];
+        double floats[DLB_MAX_LISTED];
+    } values;
+} dlb_list_room;
+
 typedef struct {
     DLTensor tensors[DLB_MAX_TENSORS]; /* inputs, then results; strides always set */
     uint64_t flags[DLB_MAX_TENSORS];   /* DLPACK_FLAG_BITMASK_READ_ONLY counts */
     dlb_scalar scalars[DLB_MAX_SCALARS];
-    int32_t tensor_count, input_count, scalar_count;
+    int32_t tensor_count, input_count, scalar_count, list_count;
     /* The order of the call's arguments: tensor i as i, scalar j as -1 - j. NULL: that
      * of the kernel. Conventions that mix tensors and scalars need it. */
     const int8_t *order;
@@ -162,6 +175,7 @@ typedef struct {
                        reference; NULL: None */
     dlb_bindings bindings;
     dlb_error error; /* kind is DLB_ERROR_NONE until something fails */
+    dlb_list_room lists[DLB_MAX_LISTS]; /* the first list_count are of `scalars` */
 } dlb_frame;
 
 /* The calling convention of one function: returns the kernel's status. Runs with or
@@ -207,6 +221,7 @@ void dlb_kernel_drop(dlb_kernel *kernel); /* frees; takes the GIL where it must 
 /* Start a call: counts 0, no error. Costs a few stores, not a memset. */
 static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
     frame->tensor_count = frame->input_count = frame->scalar_count = 0;
+    frame->list_count = 0;
     frame->order = NULL;
     frame->stream = NULL;
     frame->written = frame->watched = 0;
@@ -219,6 +234,11 @@ static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
     frame->error.text[0] = 0;
 }
 
+/* Room for one more list of the frame, empty; NULL: there are too many. */
+dlb_list_room *dlb_frame_add_list(dlb_frame *frame, dlb_scalar_kind kind,
+                                  dlb_scalar *scalar);
+/* Lists may be texts, as programs have them: see write_list in kernels/schema/parts.py.
+ */
 int dlb_frame_bind(const dlb_kernel *kernel, dlb_frame *frame);
 /* tensors[input_count + i] against result i. */
 int dlb_frame_check_results(const dlb_kernel *kernel, dlb_frame *frame);
@@ -355,6 +375,7 @@ PyObject *dlb_raise(dlb_error *error);
 /* Turn the Python exception that is set into the error; `name` is the kernel's. Needs
  * the GIL. Always -1. */
 int dlb_error_catch(dlb_error *error, const char *name);
+PyObject *dlb_list_object(const dlb_list *list); /* a tuple */
 
 dlb_signature *dlb_parse_signature(PyObject *encoded); /* free() it */
 /* A tuple of steps, into `steps`, which has `room`. Returns how many, or -1. */

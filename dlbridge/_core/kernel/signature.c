@@ -159,6 +159,17 @@ static bool match_expressions(const dlb_signature *signature,
     return true;
 }
 
+/* False: an extent is negative. */
+static bool bind_pack_list(const dlb_list *list, int32_t pack, dlb_bindings *bindings) {
+    for (int64_t i = 0; i < list->count; i++)
+        if (list->ints[i] < 0)
+            return false;
+    bindings->has_pack |= BIT(pack);
+    bindings->packs[pack].ndim = (int32_t)list->count;
+    bindings->packs[pack].shape = list->ints;
+    return true;
+}
+
 /* False: one is negative. */
 static bool bind_sizes(const dlb_signature *signature, const dlb_scalar *scalars,
                        dlb_bindings *bindings) {
@@ -168,6 +179,9 @@ static bool bind_sizes(const dlb_signature *signature, const dlb_scalar *scalars
             bindings->has_dtype |= BIT(dtype);
             bindings->dtypes[dtype] = (uint32_t)scalars[i].value.i;
         }
+        int32_t pack = signature->scalars[i].pack;
+        if (pack >= 0 && !bind_pack_list(scalars[i].value.list, pack, bindings))
+            return false;
         if (name < 0)
             continue;
         if (scalars[i].value.i < 0)
@@ -517,18 +531,16 @@ static void read_dtypes(reader *in, tables *out) {
     }
 }
 
-/* (kind, optional, name or -1, dtype or -1) */
+/* (kind, optional, name or -1, dtype or -1, pack or -1, count or -1) */
 static void read_scalar(reader *in, dlb_signature *signature,
                         dlb_scalar_parameter *scalar) {
     static const struct {
         const char *name;
         dlb_scalar_kind kind;
-    } kinds[] = {{"int", DLB_INT},
-                 {"bool", DLB_INT},
-                 {"dtype", DLB_INT},
-                 {"float", DLB_FLOAT},
-                 {"str", DLB_STRING}};
-    read_length(in, 4, 4, "a scalar");
+    } kinds[] = {{"int", DLB_INT},       {"bool", DLB_INT},   {"dtype", DLB_INT},
+                 {"float", DLB_FLOAT},   {"str", DLB_STRING}, {"int[]", DLB_INTS},
+                 {"float[]", DLB_FLOATS}};
+    read_length(in, 6, 6, "a scalar");
     int64_t name = read_word(in, 1, INT64_MAX, "the kind of a scalar");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (name == word_of(kinds[i].name)) {
@@ -547,6 +559,15 @@ static void read_scalar(reader *in, dlb_signature *signature,
         (int32_t)read_word(in, -1, signature->dtype_count - 1, "the dtype of a scalar");
     check(in, scalar->dtype < 0 || scalar->is_dtype, "a scalar that is a dtype");
     signature->has_sizes |= scalar->name >= 0 || scalar->dtype >= 0;
+    scalar->pack =
+        (int32_t)read_word(in, -1, signature->pack_count - 1, "the pack of a scalar");
+    bool is_extents = scalar->kind == DLB_INTS && !scalar->optional;
+    check(in, scalar->pack < 0 || is_extents, "a scalar that is a pack");
+    signature->has_packs |= scalar->pack >= 0;
+    signature->has_sizes |= scalar->pack >= 0;
+    scalar->count =
+        (int32_t)read_word(in, -1, DLB_MAX_LISTED, "the length of a scalar");
+    check(in, scalar->count < 0 || scalar->kind >= DLB_INTS, "the length of a scalar");
 }
 
 /* (parameter, dim, name): of an input that must be passed, an expression with the name,

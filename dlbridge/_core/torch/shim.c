@@ -40,6 +40,9 @@ static const struct {
     {"torch_delete_stable_ivalue", &dlb_shim.delete_boxed_value, OPTIONAL},
     {"torch_string_c_str", &dlb_shim.string_text, OPTIONAL},
     {"torch_delete_string", &dlb_shim.delete_string, OPTIONAL},
+    {"torch_list_size", &dlb_shim.list_size, OPTIONAL},
+    {"torch_list_get_item", &dlb_shim.list_item, OPTIONAL},
+    {"torch_delete_list", &dlb_shim.delete_list, OPTIONAL},
     {"torch_exception_get_what_without_backtrace", &dlb_shim.exception_text, OPTIONAL},
 };
 

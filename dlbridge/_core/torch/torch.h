@@ -13,6 +13,7 @@
 typedef struct torch_tensor
     *dlb_torch_tensor; /* AtenTensorHandle: owned by its holder */
 typedef struct torch_string *dlb_torch_string;
+typedef struct torch_list *dlb_torch_list;
 typedef struct torch_library *dlb_torch_library;
 typedef uint64_t dlb_torch_value; /* StableIValue */
 typedef void (*dlb_torch_boxed)(dlb_torch_value *stack, uint64_t inputs,
@@ -54,6 +55,9 @@ typedef struct {
     int (*delete_boxed_value)(dlb_torch_value *value);
     int (*string_text)(dlb_torch_string string, const char **text);
     int (*delete_string)(dlb_torch_string string);
+    int (*list_size)(dlb_torch_list list, size_t *size);
+    int (*list_item)(dlb_torch_list list, size_t place, dlb_torch_value *value);
+    int (*delete_list)(dlb_torch_list list);
     const char *(*exception_text)(void);
     int (*cuda_stream)(int32_t device_index, void **stream);
 } dlb_torch_shim;

@@ -94,8 +94,8 @@ static dlb_torch_boxed trampoline(int number) {
 /* ---- what an operator is ---- */
 
 /* The arguments of an operator, in order. Letters: t tensor, i int, f float, b
- * bool, s str; capitals: optional. Its `out` overload has the buffers for the results
- * before argument number `out_at`. */
+ * bool, s str, d dtype, l int[], m float[]; capitals: optional. Its `out` overload has
+ * the buffers for the results before argument number `out_at`. */
 typedef struct {
     dlb_entry *entry;
     int out_at, tensors;
@@ -134,6 +134,7 @@ typedef struct {
     int string_count;
     int32_t device_type, device_index; /* torch's numbers, for the results */
     bool is_out;                       /* results are also arguments */
+    bool is_too_long; /* a list has more numbers than there is room for */
     int32_t dim_count, held_count;
     int64_t dims[DIMS];
     dlb_torch_hold held[2 * DLB_MAX_TENSORS]; /* memory, and dims for want of room */
@@ -151,6 +152,24 @@ static dlb_torch_value unbox(dlb_torch_value value) {
     return inner;
 }
 
+/* The numbers of a list, each as torch has such a scalar. */
+static void take_list(operator_call *call, dlb_scalar_kind kind, dlb_scalar *scalar,
+                      dlb_torch_list list) {
+    dlb_list_room *room = dlb_frame_add_list(&call->frame, kind, scalar);
+    size_t size = 0;
+    bool fits =
+        room != NULL && dlb_shim.list_size(list, &size) == 0 && size <= DLB_MAX_LISTED;
+    for (size_t i = 0; fits && i < size; i++) {
+        dlb_torch_value value = 0;
+        fits = dlb_shim.list_item(list, i, &value) == 0;
+        memcpy(&room->values.ints[i], &value, sizeof value);
+    }
+    dlb_shim.delete_list(list);
+    if (fits)
+        room->list.count = (int64_t)size;
+    call->is_too_long |= !fits;
+}
+
 static void take_scalar(operator_call *call, char letter, dlb_torch_value value) {
     dlb_scalar *scalar = &call->frame.scalars[call->frame.scalar_count++];
     const char *text = NULL;
@@ -164,6 +183,11 @@ static void take_scalar(operator_call *call, char letter, dlb_torch_value value)
         dlb_shim.string_text(call->strings[call->string_count++], &text);
         scalar->kind = DLB_STRING;
         scalar->value.s = text;
+        return;
+    case 'l':
+    case 'm':
+        take_list(call, letter == 'l' ? DLB_INTS : DLB_FLOATS, scalar,
+                  (dlb_torch_list)(uintptr_t)value);
         return;
     case 'd': /* a number of torch, as a byte or more of the value */
         scalar->kind = DLB_INT;
@@ -208,14 +232,24 @@ static int take_arguments(operator_call *call, const operator_layout *layout,
     return 0;
 }
 
-/* Whether each scalar of the operator is a dtype where one of the kernel is. */
-static bool has_same_dtypes(const operator_layout *layout,
-                            const dlb_signature *signature) {
+/* What tells scalars apart that come as numbers: 'd', 'l', 'm', or 0. */
+static char letter_of(const dlb_scalar_parameter *parameter) {
+    char list = parameter->kind == DLB_INTS     ? 'l'
+                : parameter->kind == DLB_FLOATS ? 'm'
+                                                : 0;
+    return parameter->is_dtype ? 'd' : list;
+}
+
+/* Whether each scalar of the operator is a dtype or a list where one of the kernel is.
+ */
+static bool has_same_letters(const operator_layout *layout,
+                             const dlb_signature *signature) {
     int place = 0;
     for (const char *letter = layout->letters; *letter != 0; letter++)
         if (*letter != 't' && *letter != 'T') {
-            bool is_dtype = *letter == 'd' || *letter == 'D';
-            if (is_dtype != signature->scalars[place++].is_dtype)
+            char small = (char)(*letter | 0x20);
+            char given = strchr("dlm", small) != NULL ? small : 0;
+            if (given != letter_of(&signature->scalars[place++]))
                 return false;
         }
     return true;
@@ -249,7 +283,7 @@ static int check_kernel(operator_call *call, const operator_layout *layout,
     bool fits = signature != NULL && signature->input_count == frame->input_count &&
                 (uint64_t)signature->result_count == results &&
                 signature->scalar_count == frame->scalar_count &&
-                has_same_dtypes(layout, signature);
+                has_same_letters(layout, signature);
     for (int i = 0; fits && i < frame->scalar_count; i++) {
         bool is_string = signature->scalars[i].kind == DLB_STRING;
         fits = is_string ? frame->scalars[i].kind == DLB_STRING ||
@@ -263,6 +297,10 @@ static int check_kernel(operator_call *call, const operator_layout *layout,
                               "%s: this operator was made for a kernel of another "
                               "schema; look it up in torch.ops again",
                               dlb_entry_name(layout->entry));
+    if (call->is_too_long)
+        return dlb_frame_fail(frame, DLB_ERROR_VALUE,
+                              "%s: a list has at most %d numbers", call->kernel->name,
+                              DLB_MAX_LISTED);
     return check_dtypes(call);
 }
 
@@ -494,6 +532,7 @@ void dlb_torch_run(dlb_torch_value *stack, uint64_t inputs, uint64_t outputs,
         atomic_load_explicit(&layouts[number], memory_order_acquire);
     operator_call call;
     call.string_count = call.dim_count = call.held_count = 0;
+    call.is_too_long = false;
     call.kernel = dlb_entry_pin(layout->entry);
     call.device_index = -1;
     dlb_frame_start(&call.frame, "torch.Tensor");
@@ -543,6 +582,11 @@ static PyObject *open_shim(PyObject *Py_UNUSED(module), PyObject *args) {
 static PyObject *has_strings(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     return PyBool_FromLong(dlb_shim.string_text != NULL &&
                            dlb_shim.delete_string != NULL);
+}
+
+static PyObject *has_lists(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+    return PyBool_FromLong(dlb_shim.list_size != NULL && dlb_shim.list_item != NULL &&
+                           dlb_shim.delete_list != NULL);
 }
 
 /* A library object deletes what was defined or implemented through it; the capsule
@@ -785,6 +829,9 @@ PyMethodDef dlb_torch_op_functions[] = {
     {"torch_op_open", open_shim, METH_VARARGS,
      "torch_op_open($module, libtorch_cpu, libtorch_cuda, is_rocm, hidden, "
      "/)\n--\n\nFind the functions of libtorch."},
+    {"torch_op_has_lists", has_lists, METH_NOARGS,
+     "torch_op_has_lists($module, /)\n--\n\nWhether operators can have lists of "
+     "numbers."},
     {"torch_op_has_strings", has_strings, METH_NOARGS,
      "torch_op_has_strings($module, /)\n--\n\nWhether operators can have str "
      "arguments."},

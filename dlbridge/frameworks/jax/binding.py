@@ -31,7 +31,14 @@ from dlbridge.frameworks.jax.program import Plan, Program, make_block
 from dlbridge.kernels.binding import Binding, framework_of
 from dlbridge.kernels.kernel import Kernel, is_native_to, recorded
 from dlbridge.kernels.kinds.python_kernel import Support
-from dlbridge.kernels.schema import Arguments, refusal, type_name
+from dlbridge.kernels.schema import (
+    LIST_KINDS,
+    Arguments,
+    Parameter,
+    is_plain,
+    refusal,
+    type_name,
+)
 from dlbridge.signals import is_from_handler
 
 _KEPT_PROGRAMS = 64
@@ -57,6 +64,7 @@ class Calls:
         self.shadowed = bool(kernel.vjp or kernel.jvp or callable(kernel.batch))
         # Scalars that are dimensions: another value is another program.
         self.sizes = dict(kernel.schema.sizes) if kernel.schema is not None else {}
+        self.lists = _lists(kernel)
         self.programs: OrderedDict[str, Program] = OrderedDict()
         self.lock = registry.lock()
         self.static_values: set[Any] = set()
@@ -112,7 +120,7 @@ class Calls:
         """Return how the arguments travel, and the numbers that go into the block."""
         present = tuple(each is not None for each in arguments.tensors)
         known = list(enumerate(arguments.scalars))
-        traced = tuple(index for index, value in known if not _is_plain(value))
+        traced = tuple(index for index, value in known if not is_plain(value))
         static = [(index, value) for index, value in known if index not in traced]
         movable = [pair for pair in static if pair[0] not in self.sizes]
         if self._is_usual(movable):
@@ -124,11 +132,19 @@ class Calls:
 
     def _refuse_traced_sizes(self, scalars: Sequence[Any]) -> None:
         for index, name in self.sizes.items():
-            if not _is_plain(scalars[index]):
+            if not is_plain(scalars[index]):
                 hint = f"it is a dimension, so it must be static: jit(f, static_argnames={name!r})"
                 expected = "int that is known while JAX traces"
                 got = type_name(scalars[index])
                 raise UnsupportedTypeError(refusal(self.kernel.name, name, expected, got, hint))
+        for index, part in self.lists.items():
+            for number, value in enumerate(scalars[index] or ()):
+                if not is_plain(value):
+                    name = f"{part.name}[{number}]"
+                    hint = "lists are static: pass numbers, or make the list a tensor of the schema"
+                    expected = f"{part.kind[:-2]} that is known while JAX traces"
+                    text = refusal(self.kernel.name, name, expected, type_name(value), hint)
+                    raise UnsupportedTypeError(text)
 
     def _is_usual(self, static: Sequence[tuple[int, Any]]) -> bool:
         """Return whether these values are to be compiled in."""
@@ -196,6 +212,7 @@ class Calls:
                     return  # it was converted
         for place in places:
             values[place] = None
+        values = [tuple(each) if type(each) is list else each for each in values]
         self.caller.remember(
             tuple(values),
             tuple(kwargs),
@@ -207,14 +224,16 @@ class Calls:
         )
 
 
+def _lists(kernel: Kernel) -> dict[int, Parameter]:
+    """Return the scalars that are lists of numbers, by their places."""
+    scalars = kernel.schema.scalars if kernel.schema is not None else ()
+    return {index: part for index, part in enumerate(scalars) if part.kind in LIST_KINDS}
+
+
 def _only_reads(kernel: Kernel) -> bool:
     if kernel.schema is None:
         return kernel.recipe.mutates == ()
     return not kernel.schema.results and not kernel.schema.mutated
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or type(value) in (*_NUMBERS, str, DType)
 
 
 def _int_limit() -> int:

@@ -24,7 +24,7 @@ from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, Unsupport
 from dlbridge.kernels import gradients
 from dlbridge.kernels.gradients import Jvp, Vjp
 from dlbridge.kernels.kernel import Kernel, recorded
-from dlbridge.kernels.schema import Described, dtype_key
+from dlbridge.kernels.schema import Described, dtype_key, write_list
 
 try:
     from jax import ffi  # since 0.5
@@ -236,6 +236,8 @@ def _letter(scalar: int) -> str:
 def _attribute(value: Any) -> Any:
     if isinstance(value, str):
         return value
+    if isinstance(value, tuple):
+        return write_list(value)
     if isinstance(value, DType):
         return np.int64(dtype_key(value))
     return np.float64(value) if isinstance(value, float) else np.int64(value)

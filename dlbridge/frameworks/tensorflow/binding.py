@@ -19,7 +19,6 @@ from typing import Any
 
 import tensorflow
 
-from dlbridge.dtype import DType
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.frameworks.tensorflow import is_keras_variable
 from dlbridge.frameworks.tensorflow import op as tensorflow_op
@@ -29,6 +28,7 @@ from dlbridge.kernels.schema import (
     Arguments,
     Parameter,
     Schema,
+    is_plain,
     refusal,
     refuse_scalar,
     type_name,
@@ -94,22 +94,21 @@ def _read_scalars(schema: Schema, scalars: list[Any]) -> list[Any]:
 
     Eager tensors and variables may be watched by a tape, which would lose their gradient.
     """
-    if all(isinstance(value, _PLAIN) for value in scalars):
+    if all(map(is_plain, scalars)):
         return scalars
     found = []
     for part, value in zip(schema.scalars, scalars, strict=True):
         is_tensor = isinstance(value, tensorflow.Tensor) or _is_variable(value)
-        if isinstance(value, _PLAIN):
+        if is_plain(value):
             found.append(value)
+        elif isinstance(value, tuple):
+            raise refuse_scalar(schema, part, value, "the numbers of a list must be known")
         elif tensorflow.executing_eagerly() or not is_tensor:
             raise refuse_scalar(schema, part, value)
         else:
             is_of_graph = isinstance(value, tensorflow.Tensor) and hasattr(value, "graph")
             found.append(value if is_of_graph else tensorflow.identity(value))
     return found
-
-
-_PLAIN = (bool, int, float, str, DType, type(None))
 
 
 def _is_variable(value: Any) -> bool:

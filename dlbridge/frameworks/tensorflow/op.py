@@ -40,7 +40,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, KernelError
 from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, recorded, serving
-from dlbridge.kernels.schema import Described, Schema, dtype_key
+from dlbridge.kernels.schema import Described, Schema, dtype_key, write_list
 
 CALL = "DlbridgeCall"
 TRANSPOSED = "DlbridgeCallTransposed"  # what a call is where its gradient is transposed
@@ -138,7 +138,7 @@ def _make_plan(
 
     Of a batch, the shapes are those of one element.
     """
-    known = [each if isinstance(each, int | DType) else None for each in scalars]
+    known = [each if isinstance(each, int | DType | tuple) else None for each in scalars]
     described = [
         None if tensor is None else _describe(tensor, place < len(batched) and batched[place])
         for place, tensor in enumerate(tensors)
@@ -166,6 +166,8 @@ def write_scalars(scalars: Sequence[Any], as_tensors: bool = False) -> tuple[str
             kind, text = "n", ""
         elif isinstance(scalar, str):
             kind, text = "s", scalar
+        elif isinstance(scalar, tuple):
+            kind, text = "s", write_list(scalar)
         elif isinstance(scalar, DType):
             kind, text = "i", str(dtype_key(scalar))
         elif isinstance(scalar, float):

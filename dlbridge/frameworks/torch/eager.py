@@ -98,6 +98,10 @@ def _arrange(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return None if left else values
 
 
+def _kept(scalar: Any) -> Any:
+    return tuple(scalar) if isinstance(scalar, list) else scalar  # which may change until then
+
+
 def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
     """Return the torch.autograd.Function of a kernel, which is called as the operator's rule is."""
     by_position = len(schema.positional)
@@ -128,7 +132,7 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
             saved += [results[place] for place in kept_results]
             ctx.mark_non_differentiable(*[each for each in results if not is_differentiable(each)])
         ctx.save_for_backward(*saved)
-        ctx.scalars = [args[place] for place in scalars] if scalars else ()
+        ctx.scalars = [_kept(args[place]) for place in scalars] if scalars else ()
         ctx.expected = [None if each is None else (each.shape, each.dtype) for each in tensors]
         return made
 

@@ -61,6 +61,7 @@ from dlbridge.kernels.binding import QUALITIES, Binding, binding
 from dlbridge.kernels.kernel import Kernel, known, recorded, serving
 from dlbridge.kernels.schema import (
     DECIDE,
+    LIST_KINDS,
     MISSING,
     Arguments,
     Described,
@@ -75,7 +76,10 @@ from dlbridge.kernels.schema import (
 # Where the body runs. Everything else that a dispatcher knows has rules of its own.
 _KEYS = ("CPU", "CUDA")
 _NO_TENSOR = "CompositeExplicitAutograd"  # where calls without any tensor go
-_LETTERS = {"tensor": "t", "int": "i", "float": "f", "bool": "b", "str": "s", "dtype": "d"}
+_LETTERS = {
+    "tensor": "t", "int": "i", "float": "f", "bool": "b", "str": "s", "dtype": "d", "int[]": "l",
+    "float[]": "m",
+}  # fmt: skip
 
 
 class Operator:
@@ -177,6 +181,8 @@ class Operator:
             value = given.get(part.name, part.default)
             if part.kind == "dtype" and isinstance(value, torch.dtype):
                 value = DType(value)
+            if part.kind in LIST_KINDS and isinstance(value, list):
+                value = tuple(value)
             sorted_[part.is_tensor].append(None if value is MISSING else value)
         outs = [given[name] for name in self.out_names] if is_out else []
         return sorted_[True], sorted_[False], outs
@@ -370,6 +376,8 @@ def _number(made: Operator) -> int | None:
         for part in made.layout.parameters
     )
     if "s" in letters.lower() and not native.torch_op_has_strings():
+        return None
+    if {"l", "m"} & set(letters.lower()) and not native.torch_op_has_lists():
         return None
     key = made.name, letters, made.out_at
     if key not in _NUMBERS:
@@ -578,8 +586,10 @@ DECIDE[torch.SymBool] = _decide
 
 def _bound_sizes(schema: Schema, scalars: Sequence[Any]) -> None:
     """Tell torch that symbols are not negative; of those that come out of data it knows nothing."""
-    for place, name in schema.sizes:
-        value = scalars[place]
+    sizes = [(name, scalars[place]) for place, name in schema.sizes]
+    for place, name in schema.spread:
+        sizes += [(f"{name}[{number}]", value) for number, value in enumerate(scalars[place])]
+    for name, value in sizes:
         if isinstance(value, torch.SymInt):
             refused = str(negative(schema, name, value))
             torch._check(value >= 0, lambda text=refused: text)

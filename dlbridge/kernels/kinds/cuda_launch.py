@@ -273,6 +273,9 @@ def _size(parameter: raw.CParameter) -> int:
     return 8 if parameter.is_pointer else ffi.sizeof(parameter.type)
 
 
+_UNREADABLE = {"str": "text", "dtype": "a dtype", "int[]": "a list", "float[]": "a list"}
+
+
 def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot:
     name, kind = parameter.name, parameter.type
     size = _size(parameter)
@@ -282,8 +285,8 @@ def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot:
     is_signed = raw.is_integer(kind) and raw.is_signed(kind)
     for index, scalar in enumerate(schema.scalars):
         if scalar.name == name:
-            if scalar.kind in ("str", "dtype"):
-                what = "text" if scalar.kind == "str" else "a dtype"
+            if scalar.kind in _UNREADABLE:
+                what = _UNREADABLE[scalar.kind]
                 raise _refuse(schema, name, f"is {what}, which a GPU kernel cannot read")
             return name, "f" if scalar.kind == "float" else "i", index, size, is_signed, 0
     if name == "stream":

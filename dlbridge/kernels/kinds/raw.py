@@ -4,7 +4,8 @@ The names of the parameters say what they are given, by the schema of the kernel
 
     a tensor or result      the address of its data; NULL for an optional tensor that is left out
     a named dimension       its extent; the name of a pack: the product of its extents
-    a scalar                its value
+    a scalar                its value; a list: the address of its int64_t or double, and by
+                            the name with "_count" behind it, how many they are
     stream                  the stream of the device, NULL on the CPU
 
 The function returns nothing, or an integer of which 0 means success. Arguments that it must not
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 from dlbridge._core import ffi
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, KernelError
-from dlbridge.kernels.schema import Schema, join_parts
+from dlbridge.kernels.schema import LIST_KINDS, Schema, join_parts
 
 _FUNCTION = re.compile(
     r"\s*(?P<returned>[\w\s*]+?)\s*(\(\s*\*\s*\))?\s*\((?P<parameters>.*)\)\s*;?\s*"
@@ -182,6 +183,8 @@ def _reader(schema: Schema, parameter: CParameter) -> Reader:
     for scalar in schema.scalars:
         if scalar.name == name:
             return _scalar_reader(schema, parameter, scalar.kind, scalar.optional)
+        if scalar.kind in LIST_KINDS and name == count_name(scalar.name):
+            return _count_reader(schema, parameter, scalar.name)
     if name == "stream":
         if parameter.type is not ffi.typeof("void *"):
             raise _refuse(schema, parameter.text, "must be void * for the stream")
@@ -232,7 +235,21 @@ def _scalar_reader(schema: Schema, parameter: CParameter, kind: str, optional: b
         return lambda call: ffi.from_buffer(call.scalars[name].encode() + b"\0")
     if kind == "dtype":
         return lambda call: ffi.new("DLDataType *", call.scalars[name].triple)[0]
+    if kind in LIST_KINDS:
+        array = f"{parameter.type.item.cname}[]"
+        return lambda call: ffi.new(array, call.scalars[name])
     return lambda call: call.scalars[name]
+
+
+def count_name(name: str) -> str:
+    """Return the name of the parameter that says how many numbers a list has."""
+    return f"{name}_count"
+
+
+def _count_reader(schema: Schema, parameter: CParameter, name: str) -> Reader:
+    if not is_integer(parameter.type):
+        raise _refuse(schema, f"{parameter.text} {parameter.name}", "must be an integer")
+    return lambda call: len(call.scalars[name])
 
 
 def _extent_reader(schema: Schema, parameter: CParameter) -> Reader:
@@ -334,4 +351,10 @@ _SCALARS: dict[str, Callable[[CParameter], bool]] = {
         parameter.is_pointer and parameter.type.item.cname == "char" and parameter.is_const
     ),
     "dtype": lambda parameter: parameter.type is ffi.typeof("DLDataType"),
+    "int[]": lambda parameter: parameter.is_const and _points_to(parameter, "int64_t"),
+    "float[]": lambda parameter: parameter.is_const and _points_to(parameter, "double"),
 }
+
+
+def _points_to(parameter: CParameter, kind: str) -> bool:
+    return parameter.is_pointer and parameter.type.item is ffi.typeof(kind)

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels.kinds import raw
 from dlbridge.kernels.kinds.cuda_launch import Launch, Size
-from dlbridge.kernels.schema import Dim, Schema, join_parts, parse_expression
+from dlbridge.kernels.schema import LIST_KINDS, Dim, Schema, join_parts, parse_expression
 
 _SUFFIX = "_ptr"
 
@@ -198,8 +198,9 @@ class _Arguments:
 
 
 def _known(schema: Schema) -> list[str]:
-    """Return the names of dimensions, packs and scalars; Triton's kernels take no dtypes."""
-    scalars = [part.name for part in schema.scalars if part.kind != "dtype"]
+    """Return the names of dimensions, packs and scalars; Triton takes no dtypes and no lists."""
+    others = ("dtype", *LIST_KINDS)
+    scalars = [part.name for part in schema.scalars if part.kind not in others]
     return [*raw.known_extents(schema), *scalars]
 
 

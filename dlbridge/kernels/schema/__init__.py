@@ -12,6 +12,7 @@ from dlbridge.kernels.schema.model import (
 from dlbridge.kernels.schema.parse import parse_expression
 from dlbridge.kernels.schema.parts import (
     DECIDE,
+    LIST_KINDS,
     MISSING,
     SETS,
     Arguments,
@@ -24,13 +25,16 @@ from dlbridge.kernels.schema.parts import (
     Result,
     described,
     dtype_key,
+    is_plain,
     join_parts,
     same_shape,
     short_name,
+    write_list,
 )
 
 __all__ = [
     "DECIDE",
+    "LIST_KINDS",
     "MISSING",
     "SETS",
     "Arguments",
@@ -47,6 +51,7 @@ __all__ = [
     "dtype_key",
     "encode_cost",
     "encode_expression",
+    "is_plain",
     "join_parts",
     "negative",
     "parse_expression",
@@ -56,4 +61,5 @@ __all__ = [
     "short_name",
     "type_name",
     "unfit",
+    "write_list",
 ]

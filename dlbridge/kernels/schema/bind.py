@@ -8,6 +8,7 @@ schema says.
     bool    a Python or NumPy bool
     str     a Python string without NUL characters
     dtype   a dtype of any framework, a name of one, or whatever else `dlbridge.DType` takes
+    int[]   a list or tuple of at most 64 such integers; float[] likewise
 
 A bool is no number, a number no bool, an array of any rank no scalar.
 
@@ -29,7 +30,9 @@ import numpy as np
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
+    LIST_KINDS,
     MAX_EXTENT,
+    MAX_LISTED,
     MISSING,
     Arguments,
     Bindings,
@@ -77,6 +80,8 @@ def arrange(
             scalars.append(value)  # whatever compares it with a number would ask for its value
         elif symbolic and parameter.kind == "dtype":
             scalars.append(value)  # dynamo cannot look into what reads it
+        elif parameter.kind in LIST_KINDS:
+            scalars.append(_to_list(schema, parameter, value, traced, symbolic))
         else:
             scalars.append(_convert(schema, parameter, value, traced))
     return Arguments(tensors, scalars, None if out is None else _read_out(schema, out))
@@ -170,6 +175,29 @@ def _convert(schema: Schema, parameter: Parameter, value: Any, traced: bool) -> 
     return converted
 
 
+def _to_list(
+    schema: Schema, parameter: Parameter, value: Any, traced: bool, symbolic: bool
+) -> tuple[Any, ...]:
+    """Return the numbers as a tuple; each is what a scalar may be."""
+    if not isinstance(value, _SEVERAL):
+        raise refuse_scalar(schema, parameter, value)
+    count = len(value)
+    if count > MAX_LISTED or (parameter.length is not None and count != parameter.length):
+        most = f"{parameter.type_text} of at most {MAX_LISTED} numbers"
+        expected = most if parameter.length is None else parameter.type_text
+        text = refusal(schema.qualified, parameter.name, expected, f"{count} of them")
+        raise ArgumentError(text)
+    number = LIST_KINDS[parameter.kind]
+    is_exact = symbolic or number is float  # see arrange
+    found = []
+    for place, each in enumerate(value):
+        if not (is_exact and type(each) is number):
+            item = Parameter(f"{parameter.name}[{place}]", parameter.kind[:-2])
+            each = _convert(schema, item, each, traced)
+        found.append(each)
+    return tuple(found)
+
+
 def _to_dtype(schema: Schema, parameter: Parameter, value: Any) -> DType:
     try:
         return as_dtype(value)
@@ -185,6 +213,8 @@ def refuse_scalar(
     kind = parameter.kind
     if kind != "dtype" and hasattr(value, "shape") and not isinstance(value, np.generic):
         hint = "" if kind == "str" else f"pass a Python number, as {kind}(x) gives"
+        if kind in LIST_KINDS:
+            hint = "pass a list of Python numbers, as x.tolist() gives"
         got = type_name(value)
     else:
         got = f"{value!r} ({type_name(value)})"
@@ -293,6 +323,14 @@ def _bind_scalars(schema: Schema, scalars: Scalars) -> Bindings:
         value = None if scalars is None else scalars[place]
         if value is not None:
             bindings.dtypes[name] = value
+    for place, name in schema.spread:
+        value = None if scalars is None else scalars[place]
+        if value is None:
+            continue
+        for number, extent in enumerate(value):
+            if is_outside(extent):
+                raise negative(schema, f"{name}[{number}]", extent)
+        bindings.packs[name] = tuple(value)
     return bindings
 
 

@@ -22,8 +22,11 @@ from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.kernels.schema import bind
 from dlbridge.kernels.schema.parse import Parser, parse_expression
 from dlbridge.kernels.schema.parts import (
+    LIST_KINDS,
     MAX_DTYPES,
     MAX_EXTENT,
+    MAX_LISTED,
+    MAX_LISTS,
     MAX_NAMES,
     MAX_OPERANDS,
     MAX_PACKS,
@@ -48,6 +51,7 @@ from dlbridge.kernels.schema.parts import (
     is_outside,
     is_transferable,
     join_parts,
+    read_list,
     short_name,
 )
 from dlbridge.shape import MAX_RANK
@@ -68,6 +72,7 @@ class Schema:
         sizes: (place among the scalars, name) of those that are dimensions.
         text: the schema in the canonical notation, also `str(schema)`.
         typed: place among the scalars and name of those that say the dtype of a tensor.
+        spread: place among the scalars and name of the lists that are packs.
         positional, by_name, computed: names by position; name -> Parameter; places of the tensors
             that have expressions for dimensions.
         solved: the names that only expressions determine, in the order in which they can be solved.
@@ -83,8 +88,8 @@ class Schema:
 
     __slots__ = (
         "by_name", "computed", "dtypes", "mutated", "name", "names", "namespace", "packs",
-        "parameters", "positional", "qualified", "results", "scalars", "sizes", "solved", "tensors",
-        "text", "typed",
+        "parameters", "positional", "qualified", "results", "scalars", "sizes", "solved", "spread",
+        "tensors", "text", "typed",
     )  # fmt: skip
 
     namespace: str
@@ -100,6 +105,7 @@ class Schema:
     dtypes: tuple[DTypeSet, ...]
     sizes: tuple[tuple[int, str], ...]
     typed: tuple[tuple[int, str], ...]
+    spread: tuple[tuple[int, str], ...]
     text: str
     positional: tuple[str, ...]
     by_name: dict[str, Parameter]
@@ -214,11 +220,12 @@ class Schema:
         bind.check_out(self, bindings, outs)
 
     def read_scalars(self, values: Sequence[Any]) -> list[Any]:
-        """Return scalars as calls have them, of which the native core has dtypes as numbers."""
-        return [
-            dtype_of_key(value) if part.kind == "dtype" and isinstance(value, int) else value
-            for part, value in zip(self.scalars, values, strict=True)
-        ]
+        """Return scalars as calls have them: programs have dtypes as numbers, and lists as text.
+
+        Raises:
+            ValueError: a text is no list.
+        """
+        return [_read_scalar(*each) for each in zip(self.scalars, values, strict=True)]
 
     def error(
         self,
@@ -269,8 +276,8 @@ class Schema:
         (dtype sets, name count, pack count, parameters, results, scalars, solutions): a set is a
         tuple of dtype keys (code | bits << 8 | lanes << 16), none for any dtype; a parameter (set,
         dims, optional, mutated), a result (set, dims), a scalar (kind, optional, name or -1, set or
-        -1); a dim ("c", extent), ("n", name), ("_",), ("p", pack) or ("e", ((operation, value),
-        …)) in postfix; a solution (parameter, index of its dim, name).
+        -1, pack or -1, count or -1); a dim ("c", extent), ("n", name), ("_",), ("p", pack) or ("e",
+        ((operation, value), …)) in postfix; a solution (parameter, index of its dim, name).
         """
         return encode(self)
 
@@ -367,6 +374,14 @@ class Schema:
         raise AttributeError(f"Schema is immutable: cannot delete {name}")
 
 
+def _read_scalar(part: Parameter, value: Any) -> Any:
+    if part.kind == "dtype" and isinstance(value, int):
+        return dtype_of_key(value)
+    if part.kind in LIST_KINDS and isinstance(value, str):
+        return read_list(value, part.kind)
+    return value
+
+
 # ---- rules, checked once when a schema is made, and fields that follow from the parts ------------
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -399,8 +414,8 @@ def collect_names(parts: tuple[Part, ...]) -> Names:
 def find_flaw(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Flaw | None:
     """Return the first thing that is wrong, or None."""
     for check in (
-        _check_counts, _check_names, _check_order, _check_values, _check_sizes, _check_dtypes,
-        _check_bound, _check_limits,
+        _check_counts, _check_names, _check_order, _check_values, _check_lists, _check_sizes,
+        _check_dtypes, _check_bound, _check_limits,
     ):  # fmt: skip
         for flaw in check(parameters, results):
             return flaw
@@ -435,6 +450,9 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
                 for place, name in enumerate(scalars)
                 if name in variables and not variables[name].text
             ]
+        ),
+        "spread": tuple(
+            [(place, name) for place, name in enumerate(scalars) if name in found.packs]
         ),
         "packs": found.packs,
         "dtypes": tuple([variables[variable] for variable in found.dtypes]),
@@ -488,6 +506,7 @@ def _check_counts(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
     counts = (
         (tensors + len(results), MAX_TENSORS, "tensors, results included"),
         (len(parameters) - tensors, MAX_SCALARS, "scalars"),
+        (sum([part.kind in LIST_KINDS for part in parameters]), MAX_LISTS, "lists of numbers"),
     )
     yield from _exceeded(counts)
     for index, part in enumerate(join_parts(parameters, results)):
@@ -557,6 +576,31 @@ def _check_values(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
                 yield Flaw(f"a number in {dim} exceeds 63 bits", index)
 
 
+def _check_lists(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    """A list that has the name of a pack is that pack."""
+    found = collect_names(join_parts(parameters, results))
+    for index, part in enumerate(parameters):
+        is_list = part.kind in LIST_KINDS
+        numbers = part.default if is_list and isinstance(part.default, tuple) else ()
+        if len(numbers) > MAX_LISTED or (part.length or 0) > MAX_LISTED:
+            yield Flaw(f"{part.name!r} has more than {MAX_LISTED} numbers", index)
+        if part.length not in (None, len(numbers)) and isinstance(part.default, tuple):
+            yield Flaw(f"the default of {part.name!r} must have {part.length} numbers", index)
+        if part.kind == "int[]" and any(not -(2**63) <= each <= MAX_EXTENT for each in numbers):
+            yield Flaw(f"the default {write_literal(numbers)} does not fit 64 bits", index)
+        if is_list and part.kind[:-2] in found.dtypes:
+            yield Flaw(
+                f"{part.kind[:-2]!r} is the dtype of a tensor, and {part.name!r} no list", index
+            )
+        if part.is_tensor or part.name not in found.packs:
+            continue
+        if part.kind != "int[]" or part.optional:
+            text = f"{part.name!r} is a pack: it must be int[], not {part.type_text}"
+            yield Flaw(text, index)
+        if any(map(is_outside, numbers)):
+            yield Flaw(f"{part.name!r} is a pack: it cannot be {write_literal(numbers)}", index)
+
+
 def _check_sizes(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
     """A scalar that has the name of a dimension is that dimension."""
     names = set(collect_names(join_parts(parameters, results)).names)
@@ -589,8 +633,11 @@ def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...])
     solved = [solution.name for solution in find_solutions(parameters)]
     bound = _bound_by(required)
     dtypes = [part.name for part in parameters if part.kind == "dtype" and not part.optional]
+    lists = [part.name for part in parameters if part.kind == "int[]"]
     bound = bound._replace(
-        names=(*_given_names(parameters), *solved), dtypes=(*bound.dtypes, *dtypes)
+        names=(*_given_names(parameters), *solved),
+        packs=(*bound.packs, *lists),
+        dtypes=(*bound.dtypes, *dtypes),
     )
     for index, part in enumerate(parameters):
         known = {*bound.names, *_bound_by((part,)).names}
@@ -724,9 +771,25 @@ _SMALLEST_NORMAL = 2.0**-1022
 
 def write_schema(schema: Schema) -> str:
     """Return the text that is read back as an equal schema."""
-    defined: set[str] = set()
+    defined = _look_like_lists(schema)
     items = write_parameters(schema.parameters, defined)
     return f"{schema.qualified}({', '.join(items)}){write_results(schema.results, defined)}"
+
+
+def _look_like_lists(schema: Schema) -> set[str]:
+    """Return "int[]" and "float[]" where a tensor's type would be read as one of a list."""
+    parts = join_parts(schema.tensors, schema.results)
+    found = set()
+    for kind in LIST_KINDS:
+        written = [part for part in parts if part.dtype and str(part.dtype) == kind[:-2]]
+        if written and all(
+            isinstance(part, Parameter)
+            and not part.mutated
+            and [dim.kind for dim in part.dims] in ([], ["constant"])
+            for part in written
+        ):
+            found.add(kind)
+    return found
 
 
 def write_parameters(parameters: tuple[Parameter, ...], defined: set[str]) -> list[str]:
@@ -762,6 +825,8 @@ def write_type(part: Parameter | Result, defined: set[str]) -> str:
     if part.dtype is None:
         return part.type_text
     dtype = part.dtype.name if part.dtype.name in defined else str(part.dtype)
+    if f"{dtype}[]" in defined:
+        dtype = "|".join(map(short_name, part.dtype.dtypes))
     defined.add(part.dtype.name)
     optional = "?" if isinstance(part, Parameter) and part.optional else ""
     return f"{dtype or part.dtype.text}[{', '.join(map(str, part.dims))}]{optional}"
@@ -771,6 +836,8 @@ def write_literal(value: Any) -> str:
     """Return a default as it stands in a schema; strings in double quotes."""
     if isinstance(value, DType):
         return short_name(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(repr, value))}]"
     if not isinstance(value, str):
         return repr(value)
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -805,6 +872,8 @@ def encode(schema: Schema) -> tuple[Any, ...]:
                     part.optional,
                     numbers.get(part.name, -1),
                     dtypes[part.name] if (place, part.name) in schema.typed else -1,
+                    packs.get(part.name, -1),
+                    -1 if part.length is None else part.length,
                 )
                 for place, part in enumerate(schema.scalars)
             ]
@@ -903,8 +972,11 @@ def torch_schema(schema: Schema) -> str:
             items.append("*")
         alias = f"({next(marks)}!)" if parameter.mutated else ""
         kind = f"Tensor{alias}" if parameter.is_tensor else parameter.kind
-        if kind == "int":
-            kind = "SymInt"  # torch may compile one program for all values, or know none yet
+        if kind in ("int", "int[]"):  # torch may compile one program for all values, or know none
+            count = "" if parameter.length is None else parameter.length
+            kind = "SymInt" if kind == "int" else f"SymInt[{count}]"
+        if kind == "float[]":
+            kind = f"float[{'' if parameter.length is None else parameter.length}]"
         if kind == "dtype":
             kind = "ScalarType"
         text = f"{kind}{'?' if parameter.optional else ''} {parameter.name}"
@@ -925,7 +997,10 @@ def _hidden_defaults(parameters: tuple[Parameter, ...]) -> set[str]:
     before: list[str] = []
     for parameter in parameters:
         before = [] if parameter.keyword_only else [*before, parameter.name]
-        if not _is_read_by_torch(parameter.default):
+        is_list = parameter.optional and isinstance(
+            parameter.default, tuple
+        )  # which it cannot read
+        if is_list or not _is_read_by_torch(parameter.default):
             hidden.update(before, (parameter.name,))
     return hidden
 
@@ -933,6 +1008,8 @@ def _hidden_defaults(parameters: tuple[Parameter, ...]) -> set[str]:
 def _is_read_by_torch(default: Any) -> bool:
     if isinstance(default, DType):
         return False
+    if isinstance(default, tuple):
+        return all(map(_is_read_by_torch, default))
     if isinstance(default, float):
         return default == 0 or _SMALLEST_NORMAL <= abs(default) < math.inf
     text = write_literal(default) if isinstance(default, str) else ""
@@ -992,17 +1069,26 @@ def _section(title: str, lines: list[str]) -> str:
 
 
 def _argument(schema: Schema, parameter: Parameter, layout: str) -> str:
-    kind = _tensor(schema, parameter) if parameter.is_tensor else parameter.kind
+    kind = _tensor(schema, parameter) if parameter.is_tensor else _scalar(parameter)
     words = [f"{kind}, or None" if parameter.optional else kind]
     if parameter.is_tensor:
         words.append((_WRITTEN if parameter.mutated else _SHARED)[layout])
     elif parameter.name in schema.names:
         words.append("a dimension, at least 0")
+    elif parameter.name in schema.packs:
+        words.append("dimensions, at least 0")
     elif parameter.kind == "dtype":
         words.append("of any framework, or its name")
     if parameter.default is not MISSING:
         words.append(f"{write_literal(parameter.default)} if left out")
     return f"{parameter.name}: {'; '.join(words)}."
+
+
+def _scalar(parameter: Parameter) -> str:
+    if parameter.kind not in LIST_KINDS:
+        return parameter.kind
+    count = "" if parameter.length is None else f"{parameter.length} "
+    return f"list or tuple of {count}{parameter.kind[:-2]}"
 
 
 def _out(schema: Schema) -> str:

@@ -2,7 +2,8 @@
 
     schema    = NAME "::" NAME "(" [item {"," item} [","]] ")" ["->" results]
     item      = "*" | NAME ["!"] ":" type ["=" default]
-    type      = (tensor | "int" | "float" | "bool" | "str" | "dtype") ["?"]
+    type      = (tensor | "int" | "float" | "bool" | "str" | "dtype" | list) ["?"]
+    list      = ("int" | "float") "[" [INTEGER] "]"
     tensor    = "like" NAME | [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]"
     dim       = "_" | "..." | "*" NAME | sum
     sum       = product {("+" | "-") product}
@@ -10,9 +11,12 @@
     operand   = NAME | INTEGER | "(" sum ")"
     results   = tensor | "(" [result {"," result} [","]] ")"
     result    = [NAME ":"] tensor
-    default   = "None" | "True" | "False" | ["-"] (NUMBER | "inf" | "nan") | STRING | dtype
+    default   = "None" | "True" | "False" | number | STRING | dtype | "[" [number {"," number}] "]"
+    number    = ["-"] (NUMBER | "inf" | "nan")
 
-Brackets make a tensor; `(…)` as in Python may span lines.
+Brackets make a tensor; `(…)` as in Python may span lines. An argument `int[]`, `int[2]`, `float[]`
+or `float[2]` is a list of numbers, unless a tensor of the schema has a type that only a tensor can
+have, such as `int[n]`, or is a result: then `int` is the dtype of them all.
 
 Reading ends as soon as there is more than a schema has room for, so time grows with the length of
 the text alone.
@@ -27,6 +31,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
+    LIST_KINDS,
+    MAX_LISTED,
     MAX_NESTED,
     MAX_OPERANDS,
     MAX_SCALARS,
@@ -46,7 +52,6 @@ from dlbridge.kernels.schema.parts import (
     is_outside,
     make_expression,
     make_set,
-    short_name,
 )
 from dlbridge.shape import MAX_RANK
 from dlbridge.text import point
@@ -152,12 +157,14 @@ class Parser:
         variables: the dtypes so far.
         known: dtype and dimensions of each tensor argument so far.
         tensors, scalars: how many there are so far.
+        lists: the words that mean lists where brackets with a number or nothing follow.
         operands, nested: of the expression that is being read: its operands so far, and how many
             parentheses are open.
     """
 
     __slots__ = (
-        "known", "nested", "operands", "places", "reader", "scalars", "tensors", "variables",
+        "known", "lists", "nested", "operands", "places", "reader", "scalars", "tensors",
+        "variables",
     )  # fmt: skip
 
     def __init__(self, text: str) -> None:
@@ -165,6 +172,7 @@ class Parser:
         self.places: list[Token] = []
         self.variables: dict[str, DTypeSet] = {}
         self.known: dict[str, tuple[DTypeSet, tuple[Dim, ...]]] = {}
+        self.lists: set[str] = set()
         self.tensors = self.scalars = self.operands = self.nested = 0
 
     def read(self) -> tuple[str, str, tuple[Parameter, ...], tuple[Result, ...]]:
@@ -179,6 +187,7 @@ class Parser:
         name = reader.expect_name("the kernel's name after '::'").text
         reader.expect("(", f"the name {name!r}")
         self._find_variables()
+        self._find_lists()
         parameters = self._parameters()
         results = self._results() if reader.accept("->") else ()
         if reader.next.kind != "end":
@@ -192,6 +201,26 @@ class Parser:
             is_dtype = name.kind == "name" and colon.text == ":" and kind.text == "dtype"
             if is_dtype and after.text not in ("[", "|") and not is_dtype_name(name.text):
                 self.variables.setdefault(name.text, DTypeSet("", (), name.text))
+
+    def _find_lists(self) -> None:
+        """Find which words mean lists: those that no type of a tensor must have."""
+        tokens, are_results = self.reader.tokens, False
+        self.lists = {kind[:-2] for kind in LIST_KINDS}
+        for place, token in enumerate(tokens[:-1]):
+            are_results = are_results or token.text == "->"
+            if token.text not in self.lists or tokens[place + 1].text != "[":
+                continue
+            mark = tokens[place - 1].text  # "|" and "=" make a set of another name
+            is_list = self._is_list(place) and tokens[place - 2].text != "!" and not are_results
+            if mark in (":", "->", "(", ",") and not is_list:
+                self.lists.discard(token.text)
+
+    def _is_list(self, place: int) -> bool:
+        """Return whether a word, "[", a number or nothing, and "]" stand here."""
+        inside = [token.text for token in self.reader.tokens[place + 1 : place + 4]]
+        return inside[:2] == ["[", "]"] or (
+            len(inside) == 3 and inside[0] == "[" and inside[1].isdecimal() and inside[2] == "]"
+        )
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -225,20 +254,59 @@ class Parser:
         mutated = bool(reader.accept("!"))
         reader.expect(":", f"{place.text!r}")
         token = reader.next
+        is_list = token.text in self.lists and not mutated and self._is_list(reader.place)
         is_scalar = token.text in SCALAR_KINDS and reader.peek(1).text not in ("[", "|")
-        if is_scalar:
+        dtype: DTypeSet | None = None
+        dims: tuple[Dim, ...] = ()
+        length: int | None = None
+        if is_scalar or is_list:
             reader.advance()
             self.scalars += 1
             self._limit(self.scalars, MAX_SCALARS, "scalars", place)
             if mutated:
                 reader.refuse("'!' marks tensors that are written, this is a scalar", token)
-        kind = token.text if is_scalar else "tensor"
-        dtype, dims = (None, ()) if is_scalar else self._tensor()
-        if dtype is not None:
-            self.known[place.text] = dtype, dims
+            kind = token.text + "[]" * is_list
+            length = self._length() if is_list else None
+        else:
+            kind = "tensor"
+            dtype, dims = self.known[place.text] = self._tensor()
         optional = bool(reader.accept("?"))
-        default = self._default(kind, optional) if reader.accept("=") else MISSING
-        return Parameter(place.text, kind, dtype, dims, optional, default, keyword_only, mutated)
+        default: Any = MISSING
+        if reader.accept("="):
+            default = (
+                self._list(kind, length, optional) if is_list else self._default(kind, optional)
+            )
+        return Parameter(
+            place.text, kind, dtype, dims, optional, default, keyword_only, mutated, length
+        )
+
+    def _length(self) -> int | None:
+        """Return the number in the brackets of a list; None where there is none."""
+        self.reader.advance()
+        token = self.reader.advance()
+        if token.text == "]":
+            return None
+        length: int = self._number(token.text, token, int)
+        self._limit(length, MAX_LISTED, "numbers in a list", token)
+        self.reader.advance()
+        return length
+
+    def _list(self, kind: str, length: int | None, optional: bool) -> tuple[Any, ...] | None:
+        """Return the default of a list."""
+        reader = self.reader
+        token = reader.next
+        if token.text == "None":
+            found: None = self._default(kind, optional)
+            return found
+        reader.expect("[", "'=': the default of a list stands in brackets")
+        numbers: list[Any] = []
+        while not reader.accept("]"):
+            numbers.append(self._default(kind[:-2], False))
+            self._end_item("]")
+        self._limit(len(numbers), MAX_LISTED, "numbers in a list", token)
+        if length is not None and len(numbers) != length:
+            reader.refuse(f"the default must have {length} numbers, got {len(numbers)}", token)
+        return tuple(numbers)
 
     def _limit(self, count: int, limit: int, what: str, token: Token) -> None:
         if count > limit:
@@ -308,7 +376,7 @@ class Parser:
 
     def _tensor(self) -> tuple[DTypeSet, tuple[Dim, ...]]:
         reader = self.reader
-        first, is_new = reader.next, reader.next.text not in self.variables
+        first = reader.next
         self.tensors += 1
         self._limit(self.tensors, MAX_TENSORS, "tensors, results included", self.places[-1])
         if first.text == "like" and reader.peek(1).kind == "name":
@@ -329,9 +397,6 @@ class Parser:
                     reader.refuse_next("',' or ']'")
                 if reader.next.text == "]":
                     reader.refuse_next("a dimension after ','")
-        is_scalars_name = first.text == str(dtype) and first.text in SCALAR_KINDS
-        if is_scalars_name and is_new and [dim.kind for dim in dims] == ["constant"]:
-            self._refuse_list(first, dtype, dims[0])
         return dtype, tuple(dims)
 
     def _like(self) -> tuple[DTypeSet, tuple[Dim, ...]]:
@@ -351,18 +416,6 @@ class Parser:
                 other,
             )
         return dtype, dims
-
-    def _refuse_list(self, token: Token, dtype: DTypeSet, dim: Dim) -> None:
-        """PyTorch's schemas mean a list of numbers by `int[2]`, where brackets make a tensor."""
-        if dtype.text not in SETS:  # bool is a dtype
-            return
-        names = [short_name(each) for each in dtype.dtypes]
-        self.reader.refuse(
-            f"'{dtype.text}[{dim.value}]' could mean a list of numbers, as in PyTorch: write "
-            f"{dim.value} arguments of type {dtype.text} for that, and "
-            f"'{names[-1]}[{dim.value}]' or '{'|'.join(names)}[{dim.value}]' for a tensor",
-            token,
-        )
 
     def _dtype(self) -> DTypeSet:
         reader = self.reader

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import operator
+import re
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -27,6 +29,8 @@ MAX_SCALARS = 16
 MAX_NAMES = 32
 MAX_PACKS = 4
 MAX_DTYPES = 16
+MAX_LISTS = 8  # arguments that are lists of numbers
+MAX_LISTED = 64  # numbers in one of them
 
 # ---- dimensions ----------------------------------------------------------------------------------
 
@@ -352,6 +356,7 @@ def make_set(names: Iterable[str], name: str = "") -> DTypeSet:
 # ---- parameters and results ----------------------------------------------------------------------
 
 SCALAR_KINDS = ("int", "float", "bool", "str", "dtype")
+LIST_KINDS = {"int[]": int, "float[]": float}  # lists of numbers, and what these are
 
 
 class Missing:
@@ -447,13 +452,15 @@ class Parameter(NamedTuple):
 
     Attributes:
         name: its name.
-        kind: "tensor", or that of a scalar: "int", "float", "bool", "str", "dtype".
+        kind: "tensor", or that of a scalar: "int", "float", "bool", "str", "dtype"; of a list of
+            numbers, which counts among the scalars: "int[]", "float[]".
         dtype: a tensor's DTypeSet, None for a scalar.
         dims: a tensor's dimensions.
         optional: True when None may be passed.
-        default: a scalar of Python, a DType, None, or MISSING.
+        default: a scalar of Python, a tuple of numbers, a DType, None, or MISSING.
         keyword_only: True when it is passed by name only.
         mutated: True for a tensor that the kernel writes in place.
+        length: how many numbers a list must have; None for any number of them.
     """
 
     name: str
@@ -464,6 +471,7 @@ class Parameter(NamedTuple):
     default: Any = MISSING
     keyword_only: bool = False
     mutated: bool = False
+    length: int | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -478,6 +486,8 @@ class Parameter(NamedTuple):
     def expected(self, bindings: Bindings | None = None) -> str:
         """Return the type, with what is bound: "f32[k=56, n]"."""
         text = self.kind if self.dtype is None else expected_text(self.dtype, self.dims, bindings)
+        if self.length is not None:
+            text = f"{self.kind[:-1]}{self.length}]"
         return f"{text}?" if self.optional else text
 
 
@@ -517,8 +527,8 @@ class Arguments(NamedTuple):
 
     Attributes:
         tensors: the caller's own objects, None for an optional one that is left out.
-        scalars: int, float, bool, str of Python, a DType, or None for an optional one that is left
-            out.
+        scalars: int, float, bool, str of Python, a tuple of numbers, a DType, or None for an
+            optional one that is left out.
         out: the objects given as `out=`, one for each result; None without it.
     """
 
@@ -595,6 +605,50 @@ def _place(value: Any) -> str:
             raise
         return ""
     return str(getattr(device, "platform", device)) if device is not None else "cpu"
+
+
+# ---- scalars -------------------------------------------------------------------------------------
+
+_PLAIN = (bool, int, float, str, DType, type(None))
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a scalar has a value now: it is no tracer, and no list of such."""
+    if isinstance(value, tuple):
+        return all(isinstance(each, int | float) for each in value)
+    return isinstance(value, _PLAIN)
+
+
+def write_list(numbers: Iterable[int | float]) -> str:
+    """Return a list as the native core reads it from a text; of floats it has the bits.
+
+    Example:
+        >>> write_list((3, -1)), write_list((1.0, -0.0))
+        ('3,-1', '3ff0000000000000,8000000000000000')
+    """
+    return ",".join(
+        struct.pack(">d", each).hex() if isinstance(each, float) else str(int(each))
+        for each in numbers
+    )
+
+
+def read_list(text: str, kind: str) -> tuple[Any, ...]:
+    """Return the list of a kind that `write_list` wrote.
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    words = text.split(",") if text else []
+    form = _INT if kind == "int[]" else _FLOAT
+    if len(words) > MAX_LISTED or not all(form.fullmatch(word) for word in words):
+        raise ValueError(f"{text!r} is no list of {kind[:-2]}")
+    if kind == "int[]":
+        return tuple([int(word) for word in words])
+    return tuple([struct.unpack(">d", bytes.fromhex(word))[0] for word in words])
+
+
+_INT = re.compile(r"-?[0-9]{1,19}")
+_FLOAT = re.compile(r"[0-9a-f]{16}")
 
 
 def default_name(index: int, count: int) -> str:
