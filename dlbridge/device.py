@@ -26,7 +26,10 @@ Fields = tuple[int, int]
 
 
 class DeviceType(IntEnum):
-    """The device types of DLPack 1.3."""
+    """The device types of DLPack 1.3.
+
+    Newer ones are carried, and have their number for a name: `DeviceType(25).name` is "TYPE25".
+    """
 
     CPU = 1
     CUDA = 2
@@ -47,6 +50,14 @@ class DeviceType(IntEnum):
     TPU = 19
     TPU_HOST = 20
     ASCEND = 21
+
+    @classmethod
+    def _missing_(cls, value: object) -> DeviceType | None:
+        if not isinstance(value, int) or not cls.ASCEND < value < 2**31:
+            return None
+        made = int.__new__(cls, value)
+        made._name_, made._value_ = f"TYPE{value}", int(value)
+        return made
 
 
 # kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged, kDLTPUHost: the CPU can read the memory.
@@ -148,7 +159,7 @@ def make_device(device_type: int, device_id: int = 0) -> Device:
     """Return the one Device of these DLDevice fields.
 
     Raises:
-        ExchangeError: reason "device"; DLPack 1.3 has no such type, or the id exceeds 32 bits.
+        ExchangeError: reason "device"; DLPack has no such type, or a number exceeds 32 bits.
     """
     found = _interned.get((device_type, device_id))
     return _create(int(device_type), int(device_id)) if found is None else found
@@ -230,7 +241,7 @@ def read_name(name: str) -> Fields:
     parts = last.split(":")
     if parts[0] in ("device", "physical_device"):
         del parts[0]
-    kind = _TYPES.get(parts[0]) if parts else None
+    kind = (_TYPES.get(parts[0]) or _by_number(parts[0])) if parts else None
     number = parts[1] if len(parts) == 2 else "0"
     is_number = number.isascii() and number.isdecimal() and len(number) < 20
     if kind is None or len(parts) > 2 or not is_number:
@@ -239,6 +250,18 @@ def read_name(name: str) -> Fields:
             f"{did_you_mean(parts[0] if parts else name, _TYPES)}"
         )
     return kind, int(number)
+
+
+def _by_number(name: str) -> DeviceType | None:
+    """Return the device type, newer than DLPack 1.3, that is written by its number."""
+    number = name.removeprefix("type")
+    if number == name or not number.isdecimal() or not number.isascii() or len(number) > 10:
+        return None
+    try:
+        kind = DeviceType(int(number))
+    except ValueError:
+        return None
+    return kind if kind.name.lower() == name else None
 
 
 def _from_pair(kind: Any, number: Any) -> Fields:

@@ -4,10 +4,14 @@ A DType is a type code, a width in bits and a number of lanes. There is one obje
 `is` and `==` agree. `DType(x)` reads what any framework uses as a dtype; `.to(name)` gives that
 framework's own object. The names of each framework are in its adapter, found by the module of the
 object's type. No framework is imported before `.to` asks for it.
+
+Type codes that are newer than DLPack 1.3 have no name: they are carried, and written by their
+numbers, as `code19_bits16`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from operator import index
 from typing import Any, NoReturn, final
@@ -52,6 +56,9 @@ NAMES: dict[tuple[int, int], str] = {
     for bits in widths
 }
 _SCALARS: dict[str, tuple[int, int]] = {name: key for key, name in NAMES.items()}
+CODES = frozenset(_FAMILIES)  # of DLPack 1.3
+_LAST_CODE = max(CODES)
+_BY_NUMBER = re.compile(r"code([1-9]\d{1,2})_bits([1-9]\d{0,2})(?:x(\d{1,19}))?")
 # The beginnings of names and of short names; the first that fits counts.
 _SHORTER = (
     ("float8_", "f8"),
@@ -318,18 +325,20 @@ def make_dtype(code: int, bits: int, lanes: int = 1) -> DType:
     """Return the one DType of these DLDataType fields.
 
     Raises:
-        ExchangeError: reason "lanes" (no lane, or more than 65535) or "dtype" (not in DLPack 1.3).
+        ExchangeError: reason "lanes" (no lane, or more than 65535) or "dtype" (DLPack 1.3 has the
+            code, but not of that width; or it does not fit the fields).
     """
     found = _interned.get((code, bits, lanes))
     return _create(int(code), int(bits), int(lanes)) if found is None else found
 
 
 def _create(code: int, bits: int, lanes: int) -> DType:
-    if (code, bits) not in NAMES:
+    is_later = _LAST_CODE < code < 256 and 0 < bits < 256
+    if (code, bits) not in NAMES and not is_later:
         refuse(f"DLPack 1.3 has no dtype with code {code} and {bits} bits")
     if not 1 <= lanes <= 0xFFFF:
         raise ExchangeError("lanes", f"a dtype has 1 to 65535 lanes, got {lanes}")
-    scalar = NAMES[code, bits]
+    scalar = f"code{code}_bits{bits}" if is_later else NAMES[code, bits]
     created = object.__new__(DType)
     for field, value in (
         ("code", code),
@@ -347,11 +356,11 @@ def as_dtype(x: object) -> DType:
     """Return the DType that `x` stands for.
 
     Args:
-        x: a DType; a name ("float32", "float32x4"), also a short one ("f32", "bf16"), PyTorch's
-            ("half", "float", "double", "int", "long") or NumPy's ("f4", "<f4"); a NumPy
-            (or ml_dtypes) dtype or scalar type; a dtype of PyTorch, JAX, TensorFlow, Paddle, MLX,
-            TVM; bool, int, float or complex (64-bit, as in NumPy); a tuple (code, bits[, lanes]);
-            a cffi `DLDataType`; any object with `__dlpack_data_type__`.
+        x: a DType; a name ("float32", "float32x4", "code19_bits16"), also a short one ("f32",
+            "bf16"), PyTorch's ("half", "float", "double", "int", "long") or NumPy's ("f4",
+            "<f4"); a NumPy (or ml_dtypes) dtype or scalar type; a dtype of PyTorch, JAX,
+            TensorFlow, Paddle, MLX, TVM; bool, int, float or complex (64-bit, as in NumPy); a tuple
+            (code, bits[, lanes]); a cffi `DLDataType`; any object with `__dlpack_data_type__`.
 
     Raises:
         ExchangeError: a dtype that DLPack cannot name (reason "dtype") or whose bytes are not in
@@ -416,6 +425,9 @@ def _from_name(name: str) -> Fields:
     scalar = _OTHER_NAMES.get(scalar, scalar)
     if scalar in _SCALARS and lanes.isdecimal() and len(lanes) < 20:
         return *_SCALARS[scalar], int(lanes)
+    if numbers := _BY_NUMBER.fullmatch(scalar if lanes == "1" else name):
+        code, bits, count = numbers.groups("1")
+        return int(code), int(bits), int(count)
     if name[:1] in ("<", ">", "=", "|"):
         try:
             return read_numpy(np.dtype(name))

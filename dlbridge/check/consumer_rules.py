@@ -545,8 +545,18 @@ def zero_lanes_refused(peer: ConsumerCase) -> None:
 
 @rule("consumer", "must", TENSOR)
 def unknown_dtype_refused(peer: ConsumerCase) -> None:
-    """An unknown type code is refused, because nobody knows what it means."""
-    peer.refuses(peer_of(dtype=(99, 32, 1)), "type code 99")
+    """An unknown type code is refused or kept as such, because nobody knows what it means."""
+    wanted = (99, 32, 1)
+    try:
+        result = peer.from_dlpack(peer_of(dtype=wanted))
+    except Exception:  # noqa: BLE001
+        return
+    _kept.append(result)
+    need(hasattr(result, "__dlpack__"), "it took type code 99")
+    found = faults.Consumer(newest(result))
+    dtype = found.dtype
+    found.release()
+    need(dtype == wanted, f"it took type code 99, and gives it out as {dtype}")
 
 
 @rule("consumer", "must", TENSOR)
@@ -611,19 +621,21 @@ def read_only_is_honoured(peer: ConsumerCase) -> None:
 
 @rule("consumer", "must", TENSOR)
 def unknown_device_refused(peer: ConsumerCase) -> None:
-    """An unknown device type is refused, because its pointer means nothing here."""
-    peer.refuses(peer_of(device=(99, 0)), "device type 99")
+    """An unknown device type is refused or kept as such, as its pointer means nothing here."""
+    keeps_device(peer, peer_of(device=(99, 0)), "device type 99", (99, 0))
 
 
-def keeps_device(peer: ConsumerCase, producer: Any, what: str) -> None:
-    """Demand that the memory of CUDA device 99 is refused, or passed on as what it is."""
+def keeps_device(
+    peer: ConsumerCase, producer: Any, what: str, device: tuple[int, int] = (2, 99)
+) -> None:
+    """Demand that the memory of a device is refused, or passed on as what it is."""
     try:
         result = peer.from_dlpack(producer)
     except Exception:  # noqa: BLE001
         return
     _kept.append(result)
     tell = getattr(result, "__dlpack_device__", None)
-    need(tell is not None and tuple(map(int, tell())) == (2, 99), f"it took {what}")
+    need(tell is not None and tuple(map(int, tell())) == device, f"it took {what}")
 
 
 @rule("consumer", "must", TENSOR)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlbridge._core import ffi
 from dlbridge.device import Device, DeviceType
-from dlbridge.dtype import DType
+from dlbridge.dtype import CODES, DType
 from dlbridge.errors import DLBridgeError, UnsupportedTypeError
 from dlbridge.exchange import protocol
 from dlbridge.shape import row_major
@@ -429,6 +429,9 @@ def _check_fields(
 ) -> None:
     if device[0] not in DeviceType.__members__.values():
         problems.append(f"device type {device[0]} is none of the standard's")
+    if dtype[0] not in CODES:
+        problems.append(f"dtype {dtype}: type code {dtype[0]} is none of the standard's")
+        return
     try:
         DType(dtype)
     except DLBridgeError as error:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.dtype import DType
+from dlbridge.dtype import CODES, DType
 from dlbridge.errors import ArgumentError
 from dlbridge.mpi.channel import Channel
 from dlbridge.mpi.values import Kind, dtype_of
@@ -99,7 +99,9 @@ def numpy_dtype(call: str, op: str, kind: Kind) -> np.dtype[Any]:
         ArgumentError: the reduction does not take the dtype.
     """
     dtype = dtype_of(kind)
-    if kind.dtype[2] != 1 or kind.is_packed or _class(dtype) not in REDUCTIONS[op].classes:
+    is_named = kind.dtype[0] in CODES
+    is_whole = kind.dtype[2] == 1 and not kind.is_packed
+    if not is_named or not is_whole or _class(dtype) not in REDUCTIONS[op].classes:
         raise ArgumentError(f"{call}: {op} of {dtype} is not defined; convert it first")
     try:
         return dtype.numpy

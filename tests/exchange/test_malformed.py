@@ -76,14 +76,10 @@ MALFORMED: dict[str, tuple[Description, str, str]] = {
     "int128": (lie(dtype=(0, 128, 1)), "dtype", "128"),
     "float8 without a name": (lie(dtype=(2, 8, 1)), "dtype", "8"),
     "code 18": (lie(dtype=(18, 8, 1)), "dtype", "18"),
-    "code 19": (lie(dtype=(19, 8, 1)), "dtype", "19"),
-    "code 255": (lie(dtype=(255, 8, 1)), "dtype", "255"),
+    "code 19 of no bits": (lie(dtype=(19, 0, 1)), "dtype", "19"),
     "device 0": (lie(device=(0, 0)), "device", "0"),
     "device 5": (lie(device=(5, 0)), "device", "5"),
-    "device 22": (lie(device=(22, 0)), "device", "22"),
-    "device 64": (lie(device=(64, 0)), "device", "64"),
     "device -1": (lie(device=(-1, 0)), "device", "-1"),
-    "device 2**31 - 1": (lie(device=(2**31 - 1, 0)), "device", "2147483647"),
 }
 
 # The same, for what a legacy struct has no field to say.

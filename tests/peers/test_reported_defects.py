@@ -68,7 +68,7 @@ REPORTED: dict[int, dict[str, str]] = {
     11: {"jax": "dtype_is_kept matrix", "mlx": "dtype_is_kept matrix"},
     12: {
         "tensorflow": "honours_lanes zero_lanes_refused",
-        "tvm": "zero_lanes_refused unknown_dtype_refused odd_bits_refused",
+        "tvm": "zero_lanes_refused odd_bits_refused",
         "paddle": "",
     },
     13: {"torch": ""},

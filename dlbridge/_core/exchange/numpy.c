@@ -206,7 +206,8 @@ static PyArray_Descr *foreign_descr(DLDataType dtype) {
 static const char *numpy_refusal(const DLTensor *dl) {
     static const uint64_t host = 1 << kDLCPU | 1 << kDLCUDAHost | 1 << kDLROCMHost |
                                  1 << kDLCUDAManaged | 1 << kDLTPUHost;
-    if ((host >> dl->device.device_type & 1) == 0)
+    unsigned type = (unsigned)dl->device.device_type;
+    if (type >= 64 || (host >> type & 1) == 0)
         return "device";
     return dl->ndim > MAX_NDIM ? "ndim" : NULL;
 }

@@ -34,6 +34,22 @@ static const uint64_t standard_devices =
     DEVICE_BIT(kDLWebGPU) | DEVICE_BIT(kDLHexagon) | DEVICE_BIT(kDLMAIA) |
     DEVICE_BIT(kDLTrn) | DEVICE_BIT(kDLTPU) | DEVICE_BIT(kDLTPUHost) |
     DEVICE_BIT(kDLAscend);
+#define LAST_DEVICE kDLAscend
+
+/* Codes that a later version of the standard may define: carried, and shown by their
+ * numbers. */
+static bool is_later_dtype(DLDataType dtype) {
+    return dtype.code >= DLB_DTYPE_CODES;
+}
+
+static bool is_later_device(DLDevice device) {
+    return (int32_t)device.device_type > (int32_t)LAST_DEVICE;
+}
+
+static bool has_device(uint64_t set, DLDevice device) {
+    unsigned type = (unsigned)device.device_type;
+    return type < 64 && (set & DEVICE_BIT(type));
+}
 
 static uint16_t width_bit(uint8_t bits) {
     if (bits == 6)
@@ -46,10 +62,9 @@ static uint16_t width_bit(uint8_t bits) {
 static const char *check_dtype(DLDataType dtype) {
     if (dtype.lanes == 0)
         return "lanes";
-    if (dtype.code >= DLB_DTYPE_CODES ||
-        (standard_widths[dtype.code] & width_bit(dtype.bits)) == 0)
-        return "dtype";
-    return NULL;
+    if (is_later_dtype(dtype))
+        return dtype.bits == 0 ? "dtype" : NULL;
+    return standard_widths[dtype.code] & width_bit(dtype.bits) ? NULL : "dtype";
 }
 
 /* Shape product and the reach of the strides with the last element, both in bits, must
@@ -92,8 +107,8 @@ const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
                                &start) ||
         start > INT64_MAX)
         return "overflow";
-    unsigned device = (unsigned)tensor->device.device_type;
-    if (device >= 64 || (standard_devices & DEVICE_BIT(device)) == 0)
+    if (!has_device(standard_devices, tensor->device) &&
+        !is_later_device(tensor->device))
         return "device";
     const char *reason = check_dtype(tensor->dtype);
     return reason ? reason : dlb_extent_check(tensor, flags);
@@ -102,13 +117,13 @@ const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags) {
 bool dlb_is_host(DLDevice device) {
     static const uint64_t host = DEVICE_BIT(kDLCPU) | DEVICE_BIT(kDLCUDAHost) |
                                  DEVICE_BIT(kDLROCMHost) | DEVICE_BIT(kDLTPUHost);
-    return (unsigned)device.device_type < 64 && (host & DEVICE_BIT(device.device_type));
+    return has_device(host, device);
 }
 
 void dlb_advance(DLTensor *tensor, int64_t bytes) {
     static const uint64_t handles = DEVICE_BIT(kDLOpenCL) | DEVICE_BIT(kDLVulkan) |
                                     DEVICE_BIT(kDLMetal) | DEVICE_BIT(kDLWebGPU);
-    if (handles & DEVICE_BIT(tensor->device.device_type))
+    if (has_device(handles, tensor->device) || is_later_device(tensor->device))
         tensor->byte_offset += (uint64_t)bytes;
     else if (tensor->data != NULL)
         tensor->data = (void *)((uintptr_t)tensor->data + (uintptr_t)bytes);
@@ -237,8 +252,8 @@ static bool layout_fits(enum dlb_layout layout, const DLTensor *tensor) {
 const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,
                                uint64_t flags) {
     DLDataType dtype = tensor->dtype;
-    bool scalar_fits =
-        dtype.lanes == 1 && (limits->widths[dtype.code] & width_bit(dtype.bits));
+    bool scalar_fits = dtype.lanes == 1 && !is_later_dtype(dtype) &&
+                       (limits->widths[dtype.code] & width_bit(dtype.bits));
     bool sub_byte = dtype.bits < 8 && dtype.code != kDLBool;
     bool is_padded = flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
     if (!limits->any_dtype && !scalar_fits &&
@@ -246,7 +261,7 @@ const char *dlb_limits_refusal(const dlb_limits *limits, const DLTensor *tensor,
         return dtype.lanes == 1 ? "dtype" : "lanes";
     if (sub_byte && is_padded != limits->padded)
         return "dtype";
-    if ((limits->devices & DEVICE_BIT(tensor->device.device_type)) == 0)
+    if (limits->devices != UINT64_MAX && !has_device(limits->devices, tensor->device))
         return "device";
     if (tensor->ndim > limits->max_ndim)
         return "ndim";

@@ -5,7 +5,8 @@
 #include "core.h"
 
 /* Refuse tensors that no consumer may use: NULL shape, negative or overflowing dims,
- * unknown dtype, device or flag. Strides may be NULL. */
+ * impossible dtype, device or flag. Codes of dtypes and devices that are newer than
+ * DLPack 1.3 pass. Strides may be NULL. */
 const char *dlb_layout_check(const DLTensor *tensor, uint64_t flags);
 /* The part of it about sizes: "shape", "overflow" or "null_data". Tensors that are
  * borrowed for a call, without any check, may be views of more elements than there is
@@ -14,7 +15,7 @@ const char *dlb_extent_check(const DLTensor *tensor, uint64_t flags);
 /* Memory that is the CPU's own or pinned for a device. */
 bool dlb_is_host(DLDevice device);
 /* Move the start by so many bytes: the pointer where `data` is one, else (OpenCL,
- * Vulkan, Metal, WebGPU: a handle) the byte_offset. */
+ * Vulkan, Metal, WebGPU: a handle; what is not known may be one) the byte_offset. */
 void dlb_advance(DLTensor *tensor, int64_t bytes);
 /* Elements; only valid after dlb_layout_check. */
 int64_t dlb_element_count(const DLTensor *tensor);
