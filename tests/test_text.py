@@ -15,7 +15,7 @@ import dlbridge
 import dlbridge.graph as tf
 from dlbridge.check import inspect
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError, WireError
-from dlbridge.exchange.context import ExchangeContext, Receipt
+from dlbridge.exchange.context import ExchangeContext, make_receipt
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.trace import Crossing
 from dlbridge.graph.core.dot import to_dot
@@ -175,7 +175,7 @@ def test_reprs_show_no_control_characters() -> None:
     kernel = dlbridge.wrap(double, abi="python:numpy")
     schema = f"test::evil(x: f32[n], *, m: str = {PLAIN!r})"
     default = dlbridge.wrap(lambda x, **_: None, schema, abi="python:numpy")
-    receipt = Receipt(ExchangeContext(EVIL, EVIL), None)
+    receipt = make_receipt(ExchangeContext(EVIL, EVIL), None)
     for each in (kernel, default, default.schema, receipt):
         assert not UNSAFE.search(f"{each}{each!r}")
 

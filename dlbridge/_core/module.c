@@ -5,6 +5,7 @@
 #include "cuda/cuda.h"
 #include "engine/engine.h"
 #include "exchange/exchange.h"
+#include "exchange/receipt.h"
 #include "mpi/mpi.h"
 #include "onnxruntime/onnxruntime.h"
 #include "tensorflow/tensorflow.h"
@@ -245,6 +246,7 @@ static struct PyModuleDef definition = {
 };
 
 static int start_types(PyObject *module) {
+    dlb_receipt_prepare();
     PyTypeObject *const types[] = {&dlb_TensorType,         &dlb_BufferType,
                                    &dlb_LimitsType,         &dlb_ConverterType,
                                    &dlb_TreeMemoType,       &dlb_KernelType,
@@ -256,12 +258,13 @@ static int start_types(PyObject *module) {
                                    &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
                                    &dlb_HeldBufferType,     &dlb_CollectableBufferType,
                                    &dlb_RecordingType,      &dlb_TransportType,
-                                   &dlb_InArenaType,        &dlb_LoanType,
-                                   &dlb_RendezvousType,     &dlb_EdgeType,
-                                   &dlb_StepNumbersType,    &dlb_ClusterCallType,
-                                   &dlb_PeersType,          &dlb_BallotType,
-                                   &dlb_ReductionType,      &dlb_QuickType,
-                                   &dlb_PostedType,         &dlb_CollectiveType};
+                                   &dlb_RecordType,         &dlb_InArenaType,
+                                   &dlb_LoanType,           &dlb_RendezvousType,
+                                   &dlb_EdgeType,           &dlb_StepNumbersType,
+                                   &dlb_ClusterCallType,    &dlb_PeersType,
+                                   &dlb_BallotType,         &dlb_ReductionType,
+                                   &dlb_QuickType,          &dlb_PostedType,
+                                   &dlb_CollectiveType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -271,11 +274,11 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_take_functions,         dlb_table_functions,    dlb_numpy_functions,
-        dlb_cuda_functions,         dlb_memory_functions,   dlb_call_functions,
-        dlb_tensorflow_functions,   dlb_torch_op_functions, dlb_torch_functions,
-        dlb_torch_memory_functions, dlb_tree_functions,     dlb_signal_functions,
-        dlb_onnxruntime_functions,
+        dlb_take_functions,    dlb_table_functions,        dlb_numpy_functions,
+        dlb_receipt_functions, dlb_cuda_functions,         dlb_memory_functions,
+        dlb_call_functions,    dlb_tensorflow_functions,   dlb_torch_op_functions,
+        dlb_torch_functions,   dlb_torch_memory_functions, dlb_tree_functions,
+        dlb_signal_functions,  dlb_onnxruntime_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

@@ -163,6 +163,7 @@ class Framework:
         expressions: how it is used without dlbridge; None leaves it out of the matrix.
         immutable: whether its values must never change (JAX, TensorFlow).
         writable: whether kernels may write its arrays in place.
+        taken_by: the entry by which C takes its objects, as `take` notes it in the route.
         not_after: modules after which importing it crashes the process.
         not_before: modules that crash the process when they are imported after it.
         has_streams: whether kernels run on its current stream, which `stream` returns.
@@ -184,6 +185,7 @@ class Framework:
     notes: str = ""
     quirks: tuple[Quirk, ...] = ()
     expressions: Expressions | None = None
+    taken_by: str = "__dlpack__"
     not_after: tuple[str, ...] = ()
     not_before: tuple[str, ...] = ()
     immutable: bool = False

@@ -251,7 +251,7 @@ class ExchangeContext:
 # ---- receipts -----------------------------------------------------------------------------------
 
 
-class Receipt:
+class Receipt(native.Record):
     """The record of one exchange, made or only planned.
 
     Attributes:
@@ -269,38 +269,10 @@ class Receipt:
             memory without streams.
     """
 
-    __slots__ = (
-        "copied_by",
-        "data_ptr_in",
-        "data_ptr_out",
-        "device",
-        "dtype",
-        "nbytes",
-        "ordered",
-        "route",
-        "shape",
-        "shared",
-        "source",
-        "stream",
-        "target",
-        "why",
-    )
+    __slots__ = ()
 
-    def __init__(self, context: ExchangeContext, tensor: native.TensorBase | None) -> None:
-        self.source = context.source
-        self.target = context.target
-        self.route = " -> ".join(context.route)
-        self.copied_by = context.copied_by
-        self.why = context.why
-        self.shared = context.copied_by is None
-        self.data_ptr_in = context.data_ptr_in
-        self.data_ptr_out: int | None = None
-        self.nbytes: int | None = tensor.nbytes if tensor is not None else None
-        self.shape: tuple[int, ...] | None = tensor.shape if tensor is not None else None
-        self.dtype: DType | None = tensor.dtype if tensor is not None else None
-        self.device: Device | None = tensor.device if tensor is not None else None
-        self.stream = context.stream
-        self.ordered = context.ordered
+    def __reduce__(self) -> tuple[type[Receipt], tuple[tuple[object, ...]]]:
+        return type(self), (self.fields(),)
 
     def __repr__(self) -> str:
         memory = "shared" if self.shared else f"copied by {self.copied_by} ({self._reason()})"
@@ -315,6 +287,33 @@ class Receipt:
 
     def _describe_stream(self) -> str:
         return f"stream {self.stream:#x}" if self.ordered else "no stream"
+
+
+Shown = tuple[int | None, tuple[int, ...] | None, DType | None, Device | None]
+
+
+def fields_of(
+    context: ExchangeContext, shown: Shown, data_ptr_out: int | None
+) -> tuple[object, ...]:
+    """Return the fields of a receipt; `shown` is nbytes, shape, dtype and device of the result."""
+    copied_by, why = context.copied_by, context.why
+    if copied_by is None and data_ptr_out not in (None, context.data_ptr_in) and shown[0]:
+        copied_by, why = context.target, "consumer"
+    route = " -> ".join(context.route)
+    return (
+        *(context.source, context.target, route, copied_by is None, copied_by, why),
+        *(context.data_ptr_in, data_ptr_out, *shown, context.stream, context.ordered),
+    )
+
+
+def make_receipt(
+    context: ExchangeContext, tensor: native.TensorBase | None, data_ptr_out: int | None = None
+) -> Receipt:
+    """Return the receipt of an exchange; without the address of its result, of a planned one."""
+    shown: Shown = (None, None, None, None)
+    if tensor is not None:
+        shown = tensor.nbytes, tensor.shape, tensor.dtype, tensor.device
+    return Receipt(fields_of(context, shown, data_ptr_out))
 
 
 _LOGS: ContextVar[tuple[list[Receipt], ...]] = ContextVar("dlbridge_receipts", default=())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
@@ -19,7 +20,7 @@ from dlbridge.calls import public
 from dlbridge.cuda.driver import NONE
 from dlbridge.cuda.memory import CHECKED, check_device
 from dlbridge.device import CUDA_TYPES, Device
-from dlbridge.dtype import DType
+from dlbridge.dtype import CODES, DType
 from dlbridge.errors import (
     REASONS,
     AllocationError,
@@ -38,7 +39,9 @@ from dlbridge.exchange.context import (
     Policies,
     Policy,
     Receipt,
+    fields_of,
     is_recording,
+    make_receipt,
     record,
 )
 from dlbridge.signals import is_from_handler
@@ -313,22 +316,26 @@ def explain(x: Any, /, to: object, **policies: Unpack[Policies]) -> Receipt:
     tensor: native.TensorBase | None = None
     if _is_already(x, framework, policy):
         tensor = _keep(x, framework, policy, context)
-        return Receipt(context, tensor)
+        return make_receipt(context, tensor)
     try:
         tensor = fit(take(x, policy, context), framework, policy, context)
         ordering.settle(tensor, policy, context)
     except DryRunEnd:
         pass
     _enter(framework, tensor, context)
-    return Receipt(context, tensor)
+    return make_receipt(context, tensor)
 
 
 def source_name(x: object) -> str:
     """Return the name of the framework of `x`, or of its type where no adapter knows it."""
-    if isinstance(x, Tensor):
+    return _source_of_type(type(x))
+
+
+def _source_of_type(cls: type) -> str:
+    if issubclass(cls, Tensor):
         return "dlbridge"
-    found = adapter.adapter_of_type(type(x)) or adapter.holder_of_type(type(x))
-    return found.name if found is not None else protocol.describe(x)
+    found = adapter.adapter_of_type(cls) or adapter.holder_of_type(cls)
+    return found.name if found is not None else protocol.describe_type(cls)
 
 
 # ---- the steps ---------------------------------------------------------------------------------
@@ -408,13 +415,35 @@ def _record(context: ExchangeContext, tensor: native.TensorBase | None, result: 
     """Write the receipt; the address is read from the result, not assumed."""
     if not is_recording():
         return
-    receipt = Receipt(context, tensor)
+    record(make_receipt(context, tensor, _address(result)))
+
+
+def _address(result: Any) -> int | None:
+    """Return where the memory of a framework's own array is, or None where it has none to share."""
     seen = _look(result, adapter.adapter_of_type(type(result)))
-    if seen is not None:
-        receipt.data_ptr_out = seen.data_ptr
-        if receipt.shared and receipt.data_ptr_out != context.data_ptr_in and receipt.nbytes:
-            receipt.shared, receipt.copied_by, receipt.why = False, context.target, "consumer"
-    record(receipt)
+    return None if seen is None else seen.data_ptr
+
+
+def _receipt_fields(description: tuple[Any, ...]) -> tuple[object, ...]:
+    """Return the fields of a receipt that C wrote: see `_core/exchange/receipt.c`.
+
+    The source is a name, or a type that an adapter or the buffer protocol knows; the memory is
+    that of the CPU.
+    """
+    source, taken, target, is_identity, why, data_ptr_in, data_ptr_out, shape, dtype = description
+    name = source if isinstance(source, str) else _source_of_type(source)
+    context = ExchangeContext(name, target)
+    context.data_ptr_in = data_ptr_in
+    if why is not None:
+        context.copied_by, context.why = "dlbridge", why
+    if is_identity:
+        context.route.append("identity")
+    else:
+        found = None if isinstance(source, str) else adapter.adapter_of_type(source)
+        context.route.append(taken or (found.taken_by if found is not None else "buffer protocol"))
+        _enter(adapter.adapter(target), None, context)
+    nbytes = dtype.packed_bytes(prod(shape))
+    return fields_of(context, (nbytes, shape, dtype, Device("cpu")), data_ptr_out)
 
 
 _LOOK_POLICIES: dict[str, Any] = {"copy": False, "readonly": "share", "grad": "detach"}
@@ -557,6 +586,8 @@ def _advise(reason: str, tensor: native.TensorBase, framework: Framework) -> str
         return f"copy it: x.to('cuda:{tensor._device_pair[1]}') or x.to('cpu')"
     if reason == "device" and is_on_cuda(tensor):
         return 'copy it: pass device="cpu" for a copy on the host'
+    if reason == "dtype" and tensor._dtype_triple[0] not in CODES:
+        return "nobody here knows what its code means; view the bits as another dtype: x.view(...)"
     narrower = _narrower(tensor) if reason == "dtype" else None
     if narrower is None:
         return None
@@ -841,3 +872,4 @@ def connect() -> None:
         slow_stream=_order_by_framework,
         exported=protocol.exported,
     )
+    native.start_receipts(Receipt, _receipt_fields, _source_of_type, _address)

@@ -45,7 +45,11 @@ _CAPSULE = type(getattr(native.TensorBase, TABLE))
 
 def describe(x: object) -> str:
     """Return a short name of the type of `x` for error texts, with its module."""
-    kind = type(x)
+    return describe_type(type(x))
+
+
+def describe_type(kind: type) -> str:
+    """Return a short name of a type, with its module."""
     hidden = root_module(kind) in ("", "builtins")
     return kind.__qualname__ if hidden else f"{kind.__module__}.{kind.__qualname__}"
 

@@ -16,6 +16,7 @@ class Own(Framework):
     name = "dlbridge"
     module = "dlbridge"
     roots = ("dlbridge",)
+    taken_by = "Tensor"
     notes = "every dtype, device and layout of DLPack 1.3"
 
     def recognises(self, cls: type) -> bool:

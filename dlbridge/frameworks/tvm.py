@@ -36,6 +36,7 @@ class Tvm(Framework):
     extra = "tvm"
     module = "tvm_ffi"
     roots = ("tvm_ffi", "tvm")
+    taken_by = "tvm_ffi capsule"
     way_in = "tvm_ffi capsule"
     way_out = "tvm_ffi capsule"
     zero_copy = "both ways"

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import copy
+import gc
+import pickle
+import sys
 import threading
+import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from dlpack_peers import ModernProducer, describe
+from dlpack_peers import ModernProducer, on_threads
 
 import dlbridge
 from dlbridge import Tensor, convert, explain, from_dlpack, receipts, to_numpy
 from dlbridge._core import native
+from dlbridge.exchange import exchange
 from dlbridge.exchange.context import DryRunEnd, ExchangeContext
 
 
@@ -182,8 +190,20 @@ def test_a_consumer_that_copies_behind_our_back_is_found_out(
 
     monkeypatch.setattr(NumPy, "give", give)
     with receipts() as log:
-        to_numpy(ModernProducer(describe(matrix())))
+        to_numpy(matrix(), dtype="float32")  # which the general path takes
     assert (log[0].shared, log[0].copied_by, log[0].why) == (False, "numpy", "consumer")
+
+
+def test_the_same_is_found_out_where_c_gives() -> None:
+    def give(capsule: object) -> Any:
+        return np.array(native.take_capsule(capsule).tolist(), np.float32)
+
+    converter = native.Converter("numpy", "")
+    converter.activate("capsule", native.Limits("numpy", protects_readonly=True), give)
+    with receipts() as log:
+        made = converter(matrix())
+    assert (log[0].shared, log[0].copied_by, log[0].why) == (False, "numpy", "consumer")
+    assert log[0].data_ptr_out == made.ctypes.data
 
 
 class Own(Tensor):
@@ -247,58 +267,160 @@ ARRAYS: dict[str, Any] = {
 }
 
 
-def written(x: Any, to: str, policies: dict[str, Any]) -> list[Any]:
+class Bare:
+    """Has the protocol, and is asked again by each receipt of the general path."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack__(self, **keywords: Any) -> object:
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+OTHERS: dict[str, Any] = {
+    "a Tensor": lambda: from_dlpack(matrix()),
+    "a read-only Tensor": lambda: from_dlpack(readonly()),
+    "a subclass of Tensor": lambda: from_dlpack(matrix())._view((4, 6), (6, 1), cls=Own),
+    "the standard alone": lambda: Bare(matrix()),
+    "the standard alone, read-only": lambda: Bare(readonly()),
+    "bytes": lambda: b"12345678",
+    "an array of Python": lambda: array.array("f", [1, 2, 3]),
+    "a memoryview": lambda: memoryview(matrix()),
+    "torch": lambda: sys.modules["torch"].arange(24.0).reshape(4, 6),
+    "torch, transposed": lambda: sys.modules["torch"].arange(24.0).reshape(4, 6).T,
+    "torch, conjugate": lambda: (
+        sys.modules["torch"].ones(3, dtype=sys.modules["torch"].cfloat).conj()
+    ),
+    "torch, a parameter": lambda: sys.modules["torch"].ones(3, requires_grad=True),
+    "torch, sparse": lambda: sys.modules["torch"].ones(3, 2).to_sparse(),
+    "torch, bytes": lambda: sys.modules["torch"].ones(3, dtype=sys.modules["torch"].uint8),
+    "torch, float8": lambda: sys.modules["torch"].ones(3).to(sys.modules["torch"].float8_e5m2),
+    "jax": lambda: sys.modules["jax"].numpy.arange(24.0).reshape(4, 6),
+    "jax, bfloat16": lambda: sys.modules["jax"].numpy.ones(3, "bfloat16"),
+    "jax, int4": lambda: sys.modules["jax"].numpy.ones(3, "int4"),
+}
+CALLS = from_dlpack, convert
+GENERAL = exchange.from_dlpack, exchange.convert
+
+
+def written(x: Any, to: str, policies: dict[str, Any], calls: tuple[Any, Any] = CALLS) -> list[Any]:
     """Return what receipts, and the Tensor that is taken, say of an exchange, or the error."""
+    take, give = calls
     try:
         # Otherwise it is chance whether a copy that NumPy makes has to be copied for JAX again.
         with dlbridge.aligned_numpy(), receipts() as log:
-            tensor = from_dlpack(x)
-            made = convert(x, to, **policies)
+            tensor = take(x)
+            made = give(x, to, **policies)
     except dlbridge.DLBridgeError as error:
         return [type(error), str(error)]
     seen = tensor.shape, tensor.strides, tensor.dtype, tensor.readonly, made is x
-    fields = [
-        [getattr(each, slot) for slot in type(each).__slots__ if not slot.startswith("data_ptr")]
-        for each in log
-    ]
+    fields = [{name: getattr(each, name) for name in FIELDS} for each in log]
     places = [each.data_ptr_in == each.data_ptr_out for each in log if each.shared]
     return [seen, fields, places]
 
 
+FIELDS = ["source", "target", "route", "shared", "copied_by", "why", "nbytes", "shape", "dtype"]
+FIELDS += ["device", "stream", "ordered"]
+POLICIES: list[dict[str, Any]] = [
+    {},
+    {"copy": True},
+    {"copy": False},
+    {"readonly": "share"},
+    {"readonly": "copy"},
+    {"immutable": "copy"},
+    {"immutable": "respect"},
+    {"layout": "contiguous"},
+    {"layout": "contiguous", "copy": True},
+    {"grad": "detach"},
+    {"device": "cpu"},
+    {"narrow": "checked"},
+]
+
+
 @pytest.mark.parametrize("to", ["numpy", "torch", "jax", "dlbridge"])
-@pytest.mark.parametrize("name", ARRAYS)
-def test_receipts_that_c_looks_for_are_those_of_the_general_path(
-    name: str, to: str, framework: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [*ARRAYS, *OTHERS])
+def test_receipts_that_c_writes_are_those_of_the_general_path(
+    name: str, to: str, framework: Any
 ) -> None:
-    """While a log is open, C still reads what it knows, and the log says the same."""
-    if to != "dlbridge":
-        framework(to)
-    x = ARRAYS[name]()
-    for policies in ({}, {"copy": True}, {"copy": False}, {"readonly": "share"}):
-        fast = written(x, to, policies)
-        with monkeypatch.context() as patch:
-            patch.setattr(native, "look", lambda x: None)
-            assert written(x, to, policies) == fast
+    for needed in {to, name.partition(",")[0]}.intersection(("torch", "jax")):
+        framework(needed)
+    x = {**ARRAYS, **OTHERS}[name]()
+    for policies in POLICIES:
+        assert written(x, to, policies) == written(x, to, policies, GENERAL), policies
 
 
-def test_a_log_lets_c_read_the_usual_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took Python three times as long before."""
-    seen: list[Any] = []
+@pytest.mark.parametrize("to", ["tensorflow", "tvm", "mlx"])
+def test_receipts_of_further_frameworks_are_those_of_the_general_path(
+    to: str, framework: Any
+) -> None:
+    framework(to)
+    for x in (matrix(), convert(matrix(), to), matrix().T):
+        for target in (to, "numpy"):
+            for policies in POLICIES[:6]:
+                expected = written(x, target, policies, GENERAL)
+                assert written(x, target, policies) == expected, policies
 
-    def noted(read: Any) -> Any:
-        def note(x: Any) -> Any:
-            seen.append(read(x))
-            return seen[-1]
 
-        return note
-
-    for name in ("take_numpy", "look"):
-        monkeypatch.setattr(native, name, noted(getattr(native, name)))
+def test_no_python_code_runs_before_a_receipt_is_read() -> None:
+    x, called = matrix(), []
+    to_numpy(from_dlpack(x))
     with receipts() as log:
-        to_numpy(dlbridge.from_dlpack(matrix()))
-    assert len(log) == 2
-    assert len(seen) == 3  # the array, the Tensor of it, and the array that was made
-    assert all(isinstance(each, native.TensorBase) for each in seen)
+        sys.setprofile(lambda frame, event, _: called.append(event))
+        try:
+            from_dlpack(x)
+            to_numpy(from_dlpack(x))
+            to_numpy(x, copy=True)
+            to_numpy(x)
+        finally:
+            sys.setprofile(None)
+    assert "call" not in called
+    assert [each.route for each in log] == [
+        "NumPy C API",
+        "NumPy C API",
+        "Tensor -> NumPy C API",
+        "NumPy C API -> NumPy C API",
+        "identity",
+    ]
+
+
+def test_a_receipt_that_nobody_has_read_keeps_no_memory() -> None:
+    """Only what is said of it."""
+    x = matrix()
+    alive = weakref.ref(x)
+    with receipts() as log:
+        to_numpy(from_dlpack(x))
+    del x
+    gc.collect()
+    assert alive() is None
+    assert log[0].shape == log[1].shape == (4, 6)
+
+
+def test_receipts_are_copied_and_pickled_with_their_fields() -> None:
+    with receipts() as log:
+        from_dlpack(matrix())
+        from_dlpack(ModernProducer(matrix()))
+    for each in log:
+        for made in (copy.copy(each), copy.deepcopy(each), pickle.loads(pickle.dumps(each))):
+            assert type(made) is dlbridge.Receipt
+            assert made.fields() == each.fields()
+            assert repr(made) == repr(each)
+
+
+def test_many_threads_read_a_receipt_at_once() -> None:
+    with receipts() as log:
+        for _ in range(50):
+            from_dlpack(matrix())
+    for receipt in log:
+        routes: list[str] = []
+        on_threads(4, partial(_read_route, receipt, routes))
+        assert routes == ["NumPy C API"] * 4
+
+
+def _read_route(receipt: dlbridge.Receipt, routes: list[str], _: int) -> None:
+    routes.append(receipt.route)
 
 
 def test_an_array_of_the_target_without_numbers_is_returned_as_it_is() -> None:

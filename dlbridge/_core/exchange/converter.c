@@ -2,6 +2,8 @@
  * framework to the other without a Python frame. Whatever is out of the ordinary goes
  * to Python, which also makes the errors. */
 #include "exchange/exchange.h"
+#include "exchange/receipt.h"
+#include "python/numpy.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +35,8 @@ static int add_device(dlb_limits *limits, PyObject *item) {
     long type = PyLong_AsLong(item);
     if (type == -1 && PyErr_Occurred())
         return -1;
-    limits->devices |= UINT64_C(1) << (type & 63);
+    if (type >= 0 && type < 64)
+        limits->devices |= UINT64_C(1) << type;
     return 0;
 }
 
@@ -561,13 +564,14 @@ __attribute__((noinline)) static PyObject *construct(dlb_view *view, const route
     return made;
 }
 
-/* A result, NULL with an error, or NULL without one: declined. */
-static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
-                          const policy *with) {
+/* A result, NULL with an error, or NULL without one: declined. No receipt is written.
+ */
+static PyObject *try_unwatched(const route *along, PyObject *call, PyObject *x,
+                               const policy *with) {
     dlb_view view;
     if (along->kind == CLOSED)
         return NULL;
-    if (Py_TYPE(x) == along->own_type && !dlb_is_recorded() && returns_own(with))
+    if (Py_TYPE(x) == along->own_type && returns_own(with))
         return Py_NewRef(x);
     if (!with->is_default && is_for_python(along, with))
         return NULL;
@@ -601,16 +605,136 @@ static PyObject *try_fast(const route *along, PyObject *call, PyObject *x,
     return result;
 }
 
+/* ---- with receipts ---- */
+
+/* Why `choose` had a copy made: the reasons of `fit` in exchange/exchange.py, in its
+ * order. */
+static const char *find_cause(const route *along, const policy *with, bool is_wanted,
+                              const dlb_view *view) {
+    if (with->copies)
+        return "requested";
+    if (with->is_contiguous && !dlb_is_row_major(&view->dl))
+        return "strides";
+    const char *reason = is_wanted ? NULL : find_refusal(along, view);
+    return reason != NULL ? reason : "readonly";
+}
+
+/* The receipt of what was taken; NULL with an error. */
+static PyObject *begin_receipt(PyObject *x, PyObject *target, const dlb_view *view) {
+    const char *taken;
+    PyObject *source = dlb_take_source(x, view, &taken);
+    PyObject *receipt =
+        source ? dlb_receipt_new(source, taken, target, &view->dl) : NULL;
+    Py_XDECREF(source);
+    return receipt;
+}
+
+/* Where the memory of the result is, if C can read that. */
+static int see_result(PyObject *receipt, const route *along, PyObject *result) {
+    dlb_view view;
+    if (along->kind == TO_TENSOR)
+        dlb_receipt_seen(receipt, ((dlb_tensor *)result)->dl.data);
+    else if (along->kind == TO_NUMPY)
+        dlb_receipt_seen(receipt, PyArray_DATA((PyArrayObject *)result));
+    else {
+        int status = dlb_look(result, &view);
+        if (status < 0)
+            return -1;
+        if (status == 0) {
+            dlb_receipt_seen(receipt, view.dl.data);
+            dlb_buffer_drop(view.buffer);
+        }
+    }
+    return 0;
+}
+
+/* A consumer that copies by itself, or needs a stream, is left to Python. */
+static bool is_recordable(const route *along, const policy *with) {
+    return along->kind != CLOSED && along->kind < TO_ARRAY &&
+           (with->is_default || !is_for_python(along, with));
+}
+
+static bool is_plain_memory(const dlb_view *view) {
+    return view->buffer->access == NULL && view->dl.device.device_type == kDLCPU;
+}
+
+/* Takes the view. */
+static PyObject *give_recorded(dlb_view *view, const route *along, const policy *with,
+                               PyObject *receipt) {
+    bool is_wanted = settle_immutable(along, with, view);
+    int copies = choose(along, with, is_wanted, view);
+    if (copies < 0) {
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
+    if (!copies)
+        return give(view, along);
+    dlb_receipt_copied(receipt, find_cause(along, with, is_wanted, view));
+    return give_copy(view, along);
+}
+
+/* x itself, where it is the framework's own and C can read it. */
+static PyObject *keep_recorded(PyObject *x, PyObject *target, PyObject *logs) {
+    dlb_view view;
+    if (dlb_look(x, &view) != 0)
+        return NULL;
+    PyObject *receipt = is_plain_memory(&view) ? begin_receipt(x, target, &view) : NULL;
+    dlb_buffer_drop(view.buffer);
+    if (receipt == NULL)
+        return NULL;
+    dlb_receipt_is_identity(receipt);
+    int failed = dlb_receipt_write(receipt, logs, x);
+    Py_DECREF(receipt);
+    return failed ? NULL : Py_NewRef(x);
+}
+
+/* As `try_unwatched`. Python reads what has no plain memory, and explains what fails.
+ */
+__attribute__((noinline)) static PyObject *
+try_recorded(const converter *self, const route *along, PyObject *call, PyObject *x,
+             const policy *with, PyObject *logs) {
+    dlb_view view;
+    if (!is_recordable(along, with))
+        return NULL;
+    if (Py_TYPE(x) == along->own_type && returns_own(with))
+        return keep_recorded(x, self->name, logs);
+    if (dlb_take_for(call, with->detaches, false, x, &view) != 0)
+        return NULL;
+    PyObject *receipt =
+        is_plain_memory(&view) ? begin_receipt(x, self->name, &view) : NULL;
+    PyObject *result = NULL;
+    if (receipt == NULL)
+        dlb_buffer_drop(view.buffer);
+    else
+        result = give_recorded(&view, along, with, receipt);
+    if (result != NULL && (see_result(receipt, along, result) < 0 ||
+                           dlb_receipt_write(receipt, logs, result) < 0))
+        Py_CLEAR(result);
+    Py_XDECREF(receipt);
+    if (result == NULL)
+        dlb_clear_error();
+    return result;
+}
+
+static inline PyObject *try_fast(const converter *self, PyObject *call, PyObject *x,
+                                 const policy *with) {
+    PyObject *logs = dlb_receipts_open();
+    if (logs == NULL)
+        return try_unwatched(route_of(self), call, x, with);
+    PyObject *result = try_recorded(self, route_of(self), call, x, with, logs);
+    Py_DECREF(logs);
+    return result;
+}
+
 PyObject *dlb_converter_try(PyObject *object, bool is_called, PyObject *x,
                             PyObject *const *values, PyObject *names) {
     const converter *self = (converter *)object;
     PyObject *call = is_called ? self->qualified_name : NULL;
     policy with;
     if (names == NULL)
-        return try_fast(route_of(self), call, x, &no_policy);
-    return read_policy(values, names, POLICIES, &with)
-               ? try_fast(route_of(self), call, x, &with)
-               : NULL;
+        return try_fast(self, call, x, &no_policy);
+    return read_policy(values, names, POLICIES, &with) ? try_fast(self, call, x, &with)
+                                                       : NULL;
 }
 
 /* slow_convert(x, name, **policies) */
@@ -879,27 +1003,61 @@ PyTypeObject dlb_ConverterType = {
 
 /* ---- from_dlpack and convert ---- */
 
-/* A Tensor, NULL with an error, or NULL without one: declined. */
+/* Takes the view. A Tensor, NULL with an error, or NULL without one: declined. */
+static PyObject *make_tensor(dlb_view *view, const policy *with) {
+    if (with->is_default)
+        return dlb_tensor_new(dlb.tensor_type, view);
+    bool is_padded = view->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+    dlb_buffer *source = view->buffer;
+    PyObject *tensor = NULL;
+    if (view->dl.device.device_type != kDLCPU || (with->copies && is_padded))
+        goto end;
+    if (!with->copies)
+        return dlb_tensor_new(dlb.tensor_type, view);
+    if (dlb_copy_view(view, "from_dlpack") == 0)
+        tensor = dlb_tensor_new(dlb.tensor_type, view);
+end:
+    dlb_buffer_drop(source);
+    return tensor;
+}
+
+/* Takes the view. */
+__attribute__((noinline)) static PyObject *
+make_recorded(PyObject *x, dlb_view *view, const policy *with, PyObject *logs) {
+    static PyObject *target;
+    PyObject *receipt = NULL, *tensor = NULL;
+    if (target == NULL)
+        target = PyUnicode_InternFromString("dlbridge");
+    if (target != NULL && is_plain_memory(view))
+        receipt = begin_receipt(x, target, view);
+    if (receipt == NULL) {
+        dlb_buffer_drop(view->buffer);
+        return NULL;
+    }
+    if (with->copies)
+        dlb_receipt_copied(receipt, "requested");
+    tensor = make_tensor(view, with);
+    if (tensor != NULL) {
+        dlb_receipt_seen(receipt, ((dlb_tensor *)tensor)->dl.data);
+        if (dlb_receipt_write(receipt, logs, tensor) < 0)
+            Py_CLEAR(tensor);
+    }
+    Py_DECREF(receipt);
+    return tensor;
+}
+
+/* As `make_tensor`. */
 static PyObject *take_fast(PyObject *x, const policy *with) {
     static PyObject *call;
     dlb_view view;
     if (call == NULL && (call = PyUnicode_InternFromString("from_dlpack")) == NULL)
         return NULL;
-    if (dlb_take_for(call, false, allows_copy(with), x, &view) != 0)
-        return NULL;
-    if (with->is_default)
-        return dlb_tensor_new(dlb.tensor_type, &view);
-    bool is_padded = view.flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-    dlb_buffer *source = view.buffer;
-    PyObject *tensor = NULL;
-    if (view.dl.device.device_type != kDLCPU || (with->copies && is_padded))
-        goto end;
-    if (!with->copies)
-        return dlb_tensor_new(dlb.tensor_type, &view);
-    if (dlb_copy_view(&view, "from_dlpack") == 0)
-        tensor = dlb_tensor_new(dlb.tensor_type, &view);
-end:
-    dlb_buffer_drop(source);
+    PyObject *logs = dlb_receipts_open(), *tensor = NULL;
+    bool may_copy = logs == NULL && allows_copy(with);
+    if (dlb_take_for(call, false, may_copy, x, &view) == 0)
+        tensor = logs == NULL ? make_tensor(&view, with)
+                              : make_recorded(x, &view, with, logs);
+    Py_XDECREF(logs);
     return tensor;
 }
 

@@ -54,10 +54,15 @@ PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none 
 /* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
  * Exception. */
 int dlb_take(PyObject *x, dlb_view *view);
+/* The same, also while receipts are written, in which it leaves none. */
+int dlb_look(PyObject *x, dlb_view *view);
+/* For receipts: whose x is that was just taken, and by which entry; see
+ * `dlb_receipt_new`. A new reference, or NULL with an error. */
+PyObject *dlb_take_source(PyObject *x, const dlb_view *view, const char **taken);
 /* For a call of this name by the user: it also takes what has only __dlpack__, of which
  * -1 may be the refusal of the call; NULL for none. Tensors of torch that require a
  * gradient are detached or declined; objects whose memory DLPack cannot describe are
- * taken by value, or declined. */
+ * taken by value, or declined. Whether receipts are written is the caller's concern. */
 int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
                  dlb_view *view);
 /* Whether its objects are tensors of a framework that were taken before; false of

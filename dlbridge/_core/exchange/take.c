@@ -1,6 +1,7 @@
 /* The C paths in. A type is classified once, by the adapters in Python; afterwards its
  * objects are taken by the function found here. */
 #include "exchange/exchange.h"
+#include "exchange/receipt.h"
 #include "cuda/cuda.h"
 #include "python/numpy.h"
 #include "torch/torch.h"
@@ -29,6 +30,7 @@ typedef struct {
      * __dlpack__ takes no max_version. */
     PyObject *payload;
     PyObject *values; /* see take_values; or NULL */
+    PyObject *source; /* for DLPACK and TABLE: its name in receipts */
 } entry_t;
 
 /* Direct-mapped: a clash throws the older entry out, and its type is classified again.
@@ -64,6 +66,7 @@ static void free_entry(const entry_t *entry) {
     Py_XDECREF(entry->reference);
     Py_XDECREF(entry->payload);
     Py_XDECREF(entry->values);
+    Py_XDECREF(entry->source);
     PyMem_Free((void *)entry);
 }
 
@@ -159,8 +162,14 @@ static int learn(PyTypeObject *type, PyObject *answer) {
         return -1;
     if (parse_answer(answer, &read) < 0)
         return -1;
+    if (read.kind == DLPACK || read.kind == TABLE) {
+        read.source = dlb_receipt_source(type);
+        if (read.source == NULL)
+            return -1;
+    }
     entry_t *made = PyMem_Malloc(sizeof *made);
     if (made == NULL) {
+        Py_XDECREF(read.source);
         PyErr_NoMemory();
         return -1;
     }
@@ -168,6 +177,7 @@ static int learn(PyTypeObject *type, PyObject *answer) {
     if (made->kind == DLPACK) {
         made->reference = PyWeakref_NewRef((PyObject *)type, forget_dead);
         if (made->reference == NULL) {
+            Py_XDECREF(made->source);
             PyMem_Free(made);
             return -1;
         }
@@ -961,6 +971,10 @@ int dlb_take(PyObject *x, dlb_view *view) {
     return dlb_is_recorded() ? DLB_DECLINED : take_any(x, view);
 }
 
+int dlb_look(PyObject *x, dlb_view *view) {
+    return take_any(x, view);
+}
+
 static int take_detached(PyObject *x, dlb_view *view) {
     PyObject *detached = detach(x);
     int status = detached == NULL ? -1 : take_any(detached, view);
@@ -983,10 +997,22 @@ __attribute__((noinline)) static int take_values(PyObject *x, dlb_view *view) {
     return or_declined(status);
 }
 
+PyObject *dlb_take_source(PyObject *x, const dlb_view *view, const char **taken) {
+    const entry_t *entry = find(Py_TYPE(x));
+    take_kind kind = entry != NULL ? entry->kind : TENSOR; /* or a subclass of it */
+    *taken = NULL;
+    if (kind == TORCH_PUBLIC || (kind == TORCH && dlb_buffer_is_managed(view->buffer)))
+        *taken = entry->table != NULL ? "torch C exchange table" : "__dlpack__";
+    if (kind == TENSOR)
+        return Py_NewRef(dlb.tensor_type);
+    if (kind != DLPACK && kind != TABLE)
+        return Py_NewRef(Py_TYPE(x));
+    *taken = kind == TABLE ? "C exchange table" : "__dlpack__";
+    return Py_NewRef(entry->source);
+}
+
 int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
                  dlb_view *view) {
-    if (dlb_is_recorded())
-        return DLB_DECLINED;
     const entry_t *entry = entry_of(x);
     if (entry != NULL && entry->kind == DLPACK)
         return call == NULL
@@ -1018,7 +1044,7 @@ static PyObject *take(PyObject *Py_UNUSED(module), PyObject *x) {
 /* Receipts look at what was given out. */
 static PyObject *look(PyObject *Py_UNUSED(module), PyObject *x) {
     dlb_view view;
-    return new_tensor(take_any(x, &view), &view);
+    return new_tensor(dlb_look(x, &view), &view);
 }
 
 static PyObject *take_capsule(PyObject *Py_UNUSED(module), PyObject *capsule) {

@@ -108,6 +108,10 @@ dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed) {
     return dlb_buffer_new(release_managed, managed, NULL, 0);
 }
 
+bool dlb_buffer_is_managed(const dlb_buffer *buffer) {
+    return buffer->release == release_managed;
+}
+
 dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed) {
     return dlb_buffer_new(release_legacy, managed, NULL, 0);
 }
@@ -413,7 +417,7 @@ int dlb_parse_device(PyObject *pair, DLDevice *device) {
     long values[2];
     if (parse_longs(pair, values, 2, "device") < 0)
         return -1;
-    if (values[0] < 0 || values[0] > 63 || values[1] < INT32_MIN ||
+    if (values[0] < 0 || values[0] > INT32_MAX || values[1] < INT32_MIN ||
         values[1] > INT32_MAX) {
         dlb_refuse("device", "device %R is not one of DLPack's", pair);
         return -1;

@@ -33,6 +33,7 @@ bool dlb_is_recorded(void);
 
 /* Released without the GIL or with it; an exception that is on its way stays. */
 dlb_buffer *dlb_buffer_of_managed(DLManagedTensorVersioned *managed);
+bool dlb_buffer_is_managed(const dlb_buffer *buffer);
 dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed);
 dlb_buffer *dlb_buffer_of_object(PyObject *object);
 /* The Py_buffer is moved out of `view`, and released where this fails. */

@@ -40,6 +40,7 @@ class Jax(Framework):
     extra = "jax"
     module = "jax"
     roots = ("jax", "jaxlib")
+    taken_by = "numpy.asarray"
     way_in = "jaxlib capsule"
     way_out = "buffer protocol"
     zero_copy = "both ways, compact layouts"

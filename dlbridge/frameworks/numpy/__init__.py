@@ -20,6 +20,7 @@ class NumPy(Framework):
     name = "numpy"
     module = "numpy"
     roots = ("numpy",)
+    taken_by = "NumPy C API"
     way_in = "C API"
     way_out = "C API"
     zero_copy = "both ways"

@@ -51,6 +51,7 @@ class TensorFlow(Framework):
     extra = "tensorflow"
     module = "tensorflow"
     roots = ("tensorflow", "keras")
+    taken_by = "TensorFlow capsule"
     way_in = "capsule"
     way_out = "capsule"
     zero_copy = "both ways"

@@ -31,6 +31,7 @@ class Torch(Framework):
     extra = "torch"
     module = "torch"
     roots = ("torch",)
+    taken_by = "torch storage"
     way_in = "C exchange table"
     way_out = "C exchange table"
     zero_copy = "both ways"
