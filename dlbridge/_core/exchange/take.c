@@ -1001,8 +1001,11 @@ PyObject *dlb_take_source(PyObject *x, const dlb_view *view, const char **taken)
     const entry_t *entry = find(Py_TYPE(x));
     take_kind kind = entry != NULL ? entry->kind : TENSOR; /* or a subclass of it */
     *taken = NULL;
+    PyObject *table =
+        kind == TORCH_PUBLIC ? PyTuple_GET_ITEM(entry->payload, 0) : Py_None;
     if (kind == TORCH_PUBLIC || (kind == TORCH && dlb_buffer_is_managed(view->buffer)))
-        *taken = entry->table != NULL ? "torch C exchange table" : "__dlpack__";
+        *taken =
+            kind == TORCH || table != Py_None ? "torch C exchange table" : "__dlpack__";
     if (kind == TENSOR)
         return Py_NewRef(dlb.tensor_type);
     if (kind != DLPACK && kind != TABLE)
