@@ -41,7 +41,6 @@ NO_KINDS = {
     "2**80 elements beside an empty dimension": described((0, 2**40, 2**40)),
     "no bits": described((2,), (2, 0, 1)),
     "no lanes": described((2,), (2, 32, 0)),
-    "no known dtype": described((2,), (255, 32, 1)),
 }
 
 
@@ -55,6 +54,11 @@ def test_descriptions_of_no_tensor_are_refused(what: str) -> None:
 def test_descriptions_are_read_as_they_were_written(shape: tuple[int, ...]) -> None:
     data = described(shape)
     assert Kind.unpack(data + b"more") == (Kind(shape, FLOAT32), len(data))
+
+
+def test_a_dtype_that_this_dlpack_lacks_is_described_by_its_numbers() -> None:
+    kind, _ = Kind.unpack(described((2,), (255, 32, 1)))
+    assert (kind.shape, kind.dtype) == ((2,), (255, 32, 1))
 
 
 def head(number: int = 1, sender: int = 3, tag: int = 5) -> bytes:
