@@ -1,7 +1,7 @@
 """Processes that begin with a framework imported: forks of one that has done nothing else.
 
-Importing torch takes 2 s of a processor, and many tests need a process in which it may crash, or
-be changed. `run_python` uses this for tests with the marker `preloaded`. This file is also the
+Importing a framework takes 1 to 4 s of a processor, and many tests need a process in which it may
+crash, or be changed. `run_python` uses this for tests with the marker `preloaded`. This file is also the
 program of the process from which they are forked.
 """
 

@@ -195,6 +195,19 @@ def test_an_import_that_was_reshaped_is_not_reused() -> None:
     assert to_paddle(x).shape == [4, 6]
 
 
+@pytest.mark.fact(36)
+def test_what_get_tensor_returns_holds_no_memory_and_is_refused() -> None:
+    """`paddle.ones(3).get_tensor()` refers to a tensor that is gone, and may end the process."""
+    before = native.live()["buffers"]
+    x = to_paddle(filled((4, 6), "float32"))
+    inner = x.get_tensor()
+    for call in (from_dlpack, to_numpy):
+        refused("producer", call, inner)
+    del x
+    assert native.live()["buffers"] == before, "Paddle has changed"
+    del inner
+
+
 def test_zero_size_and_scalars() -> None:
     x = np.zeros((0, 3), "float32")
     first, second = to_paddle(x), to_paddle(x)
