@@ -1,8 +1,8 @@
 """Processes that begin with a framework imported: forks of one that has done nothing else.
 
 Importing a framework takes 1 to 4 s of a processor, and many tests need a process in which it may
-crash, or be changed. `run_python` uses this for tests with the marker `preloaded`. This file is also the
-program of the process from which they are forked.
+crash, or be changed. `run_python` uses this for tests with the marker `preloaded`. This file is
+also the program of the process from which they are forked.
 """
 
 from __future__ import annotations

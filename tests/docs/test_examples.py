@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
+pytestmark = pytest.mark.timeout(900)  # the first waits for all examples and the demonstration
+
 
 def needed(path: Path) -> list[str]:
     """Return the modules that an example cannot do without: those it imports at its left margin."""
@@ -45,7 +47,7 @@ def run_python(*arguments: str) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, done.stderr
