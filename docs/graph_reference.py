@@ -71,8 +71,10 @@ def entries() -> list[Entry]:
         first[id(getattr(dlbridge, name))] = f"dlbridge.{name}"
     for name in proto.__all__:
         first[id(getattr(proto, name))] = f"dlbridge.proto.{name}"
-    for name in begun():
+    above = begun()
+    for name in above:
         first[id(getattr(tf, name))] = f"dlbridge.graph.{name}"
+    homes = _homes()
     for path, module in spaces().items():
         names = names_of(module)
         # A function's own name comes before those that it has besides.
@@ -81,20 +83,27 @@ def entries() -> list[Entry]:
             value, full = getattr(module, name), f"{path}.{name}"
             is_shared = value is not None and not isinstance(value, DataType)
             same = first.setdefault(id(value), full) if is_shared else full
-            home = _home(name, value) if module is tf else path
+            home = _home(name, value, homes) if module is tf else path
             found.append(Entry(path, name, value, home, "" if same == full else same))
-    return [each for each in found if each.module != tf.__name__ or each.name not in begun()]
+    return [each for each in found if each.module != tf.__name__ or each.name not in above]
 
 
-def _home(name: str, value: Any) -> str:
+def _homes() -> dict[str, str]:
+    """Return the first inner module of `dlbridge.graph` that exports each name."""
+    public = spaces()
+    found: dict[str, str] = {}
+    for path, module in sorted(sys.modules.items()):
+        if path.startswith("dlbridge.graph.") and path not in public:
+            for name in getattr(module, "__all__", ()):
+                found.setdefault(name, path)
+    return found
+
+
+def _home(name: str, value: Any, homes: dict[str, str]) -> str:
     """Return the module that exports a name of `tf`."""
     if isinstance(value, DataType):
         return "dlbridge.proto.datatypes"
-    for path, module in sorted(sys.modules.items()):
-        is_inner = path.startswith("dlbridge.graph.") and path not in spaces()
-        if is_inner and name in getattr(module, "__all__", ()):
-            return path
-    return str(getattr(value, "__module__", None) or tf.__name__)
+    return homes.get(name) or str(getattr(value, "__module__", None) or tf.__name__)
 
 
 # ---- pages ---------------------------------------------------------------------------------------

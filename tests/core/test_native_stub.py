@@ -16,14 +16,13 @@ import pytest
 from dlbridge._core import native
 
 STUB = Path(native.__spec__.origin).with_name("_native.pyi")
+TREE = ast.parse(STUB.read_text())
 
 Node = ast.Module | ast.ClassDef
 
 
 def test_names_of_the_module_and_of_the_stub_are_the_same():
-    assert public_names(ast.parse(STUB.read_text())) == {
-        name for name in vars(native) if not name.startswith("_")
-    }
+    assert public_names(TREE) == {name for name in vars(native) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("kind", [x for x in vars(native).values() if isinstance(x, type)])
@@ -65,7 +64,7 @@ def pairs() -> Iterator[tuple[str, Any, ast.FunctionDef]]:
     """Yield each function and method of the module, with its definition in the stub."""
     for name, found in vars(native).items():
         if isinstance(found, BuiltinFunctionType):
-            yield name, found, definition(ast.parse(STUB.read_text()), name)
+            yield name, found, definition(TREE, name)
         if isinstance(found, type):
             for member, method in vars(found).items():
                 if isinstance(method, MethodDescriptorType) and member[:2] != "__":
@@ -73,8 +72,7 @@ def pairs() -> Iterator[tuple[str, Any, ast.FunctionDef]]:
 
 
 def class_of(kind: type) -> ast.ClassDef:
-    body = ast.parse(STUB.read_text()).body
-    return next(n for n in body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
+    return next(n for n in TREE.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
 
 
 def definition(node: Node, name: str) -> ast.FunctionDef:
