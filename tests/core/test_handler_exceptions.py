@@ -17,6 +17,7 @@ import pytest
 
 import dlbridge
 import dlbridge.graph as tf
+from dlbridge.graph.core.scopes import GRAPHS, SESSIONS
 from dlbridge.signals import is_from_handler
 
 PACKAGE = Path(dlbridge.__file__).parent
@@ -262,6 +263,8 @@ def test_an_exception_of_a_handler_comes_out_of_every_bytecode(name: str) -> Non
         reached, error = copy_context().run(interrupt, job, step)
         if reached >= step:  # caches of the first calls are filled meanwhile
             assert type(error) is Timeout, f"bytecode {step} of {last}: {error!r}"
+        for stack in (SESSIONS, GRAPHS):  # where the end of a `with` block was interrupted
+            stack.items.clear()
 
 
 def test_a_producers_own_exception_is_still_a_refusal() -> None:

@@ -356,7 +356,7 @@ def test_receipts_that_c_writes_are_those_of_the_general_path(
 def test_receipts_of_further_frameworks_are_those_of_the_general_path(
     to: str, framework: Any
 ) -> None:
-    framework(to)
+    framework("tvm_ffi" if to == "tvm" else to)  # TVM's own runtime changes what tvm takes
     for x in (matrix(), convert(matrix(), to), matrix().T):
         for target in (to, "numpy"):
             for policies in POLICIES[:6]:

@@ -669,7 +669,10 @@ static PyObject *give_recorded(dlb_view *view, const route *along, const policy 
     }
     if (!copies)
         return give(view, along);
-    dlb_receipt_copied(receipt, find_cause(along, with, is_wanted, view));
+    const char *why = find_cause(along, with, is_wanted, view);
+    bool is_for_consumer = strcmp(why, "alignment") == 0 || strcmp(why, "strides") == 0;
+    if (!is_for_consumer || dlb_element_count(&view->dl) != 0)
+        dlb_receipt_copied(receipt, why); /* fresh memory without elements is none */
     return give_copy(view, along);
 }
 
