@@ -955,14 +955,32 @@ static inline void dlb_ort_find_sizes(dlb_ort_operator *made) {
     }
 }
 
+static inline void dlb_ort_free(dlb_ort_operator *made) {
+    if (made == NULL)
+        return;
+    for (int i = 0; i < made->scalar_count; i++) {
+        free(made->scalars[i].name);
+        if (made->scalars[i].value.kind == DLB_STRING)
+            free((void *)(uintptr_t)made->scalars[i].value.value.s);
+    }
+    free(made->dims);
+    free(made->steps);
+    free(made->space);
+    free(made->name);
+    free(made->qualified);
+    free(made);
+}
+
 /* NULL: out of memory, or it has no name. */
 static inline dlb_ort_operator *dlb_ort_make(const dlb_export *described) {
     dlb_ort_operator *made = (dlb_ort_operator *)calloc(1, sizeof *made);
-    if (made == NULL || described->schema == NULL)
+    if (made == NULL)
         return NULL;
     made->described = described;
-    if (!dlb_ort_read_schema(made, described->schema))
+    if (described->schema == NULL || !dlb_ort_read_schema(made, described->schema)) {
+        dlb_ort_free(made);
         return NULL;
+    }
     dlb_ort_find_sizes(made);
     dlb_ort_check_types(made);
     dlb_ort_check_abi(made);

@@ -110,15 +110,5 @@ void peer_read(const char *schema, const int *ndims, int64_t *dims,
             add_tensor(&out, made, i);
         add_call(&out, made, ndims, dims, sizes);
     }
-    for (int i = 0; i < made->scalar_count; i++) {
-        free(made->scalars[i].name);
-        if (made->scalars[i].value.kind == DLB_STRING)
-            free((void *)(uintptr_t)made->scalars[i].value.value.s);
-    }
-    free(made->dims);
-    free(made->steps);
-    free(made->space);
-    free(made->name);
-    free(made->qualified);
-    free(made);
+    dlb_ort_free(made);
 }
