@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.calls import public
+from dlbridge.calls import advised, public
 from dlbridge.cuda.driver import NONE
 from dlbridge.cuda.memory import CHECKED, check_device
 from dlbridge.device import CUDA_TYPES, Device
@@ -94,6 +94,7 @@ def _import(x: Any, policy: Policy) -> Tensor:
     return tensor
 
 
+@advised
 def as_tensor(
     x: Any, /, *, device: object = None, copy: bool | None = None, stream: Any = None
 ) -> Tensor:
@@ -182,6 +183,7 @@ def asarray(
     return made
 
 
+@advised
 def to_dlpack(
     x: Any,
     /,

@@ -46,13 +46,14 @@ Raised by all of them:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
-from dlbridge.calls import public
+from dlbridge.calls import advised, public
 from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi import buckets, collectives, messages, operators, ragged
 from dlbridge.mpi.channel import call_of, channel, in_time
-from dlbridge.mpi.engine import Request, finished, wait_all
+from dlbridge.mpi.engine import Request, begin, finished, wait_all
 from dlbridge.mpi.matching import UNMATCHED
 from dlbridge.mpi.quick import (
     ALLGATHER,
@@ -118,9 +119,9 @@ for _constant in (rank, size):  # torch.compile runs them, and what they return 
 # not agreed on, goes on here.
 
 
-def _going_on(begin: Any, **more: Any) -> Callable[..., Request]:
-    """Return what goes on with a call, as `begin` does with its state."""
-    return lambda comm, state, *given: begin(comm, *given, **more, state=state)
+def _going_on(function: Any, **more: Any) -> Callable[..., Request]:
+    """Return what goes on with a call, as a function does with its state."""
+    return lambda comm, state, *given: function(comm, *given, **more, state=state)
 
 
 GOING_ON.update(
@@ -171,9 +172,11 @@ def waitall(requests: Iterable[Request], *, timeout: float | None = None) -> lis
 def isend(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> Request:
     """Begin to send a tensor; see `send`."""
     result = (_isend if comm is None else call_of(comm, "isend"))(x, dest, tag)
+    if result is None:
+        return finished("isend")
     if result is not False:
-        return finished("send") if result is None else result
-    return messages.isend(comm, x, dest, tag)
+        return begin("isend", lambda: result)
+    return begin("isend", messages.isend, comm, x, dest, tag)
 
 
 def send(
@@ -195,7 +198,7 @@ def send(
     if result is not False:
         return
     limit = in_time("send", comm, timeout)
-    isend(x, dest, tag, comm=comm).wait_or_cancel(limit)
+    messages.isend(comm, x, dest, tag).wait_or_cancel(limit)
 
 
 def irecv(
@@ -207,7 +210,7 @@ def irecv(
     comm: Any = None,
 ) -> Request:
     """Begin to receive a tensor; see `recv`. `Request.source` and `Request.tag` say which one."""
-    return messages.irecv(comm, source, tag, to, out)
+    return begin("irecv", messages.irecv, comm, source, tag, to, out)
 
 
 def recv(
@@ -239,7 +242,7 @@ def recv(
         if result is not False:
             return result
     limit = in_time("recv", comm, timeout)
-    return irecv(source, tag, to=to, out=out, comm=comm).wait_or_cancel(limit)
+    return messages.irecv(comm, source, tag, to, out).wait_or_cancel(limit)
 
 
 def isendrecv(
@@ -254,7 +257,8 @@ def isendrecv(
     comm: Any = None,
 ) -> Request:
     """Begin to send and to receive; see `sendrecv`."""
-    return messages.isendrecv(comm, x, dest, source, (sendtag, recvtag), to, out)
+    tags = sendtag, recvtag
+    return begin("isendrecv", messages.isendrecv, comm, x, dest, source, tags, to, out)
 
 
 def sendrecv(
@@ -283,7 +287,7 @@ def sendrecv(
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
     limit = in_time("sendrecv", comm, timeout)
-    request = isendrecv(x, dest, source, sendtag, recvtag, to=to, out=out, comm=comm)
+    request = messages.isendrecv(comm, x, dest, source, (sendtag, recvtag), to, out)
     return request.wait_or_cancel(limit)
 
 
@@ -292,7 +296,7 @@ def sendrecv(
 
 def ibarrier(*, comm: Any = None) -> Request:
     """Begin a barrier; see `barrier`."""
-    return collectives.ibarrier(comm)
+    return begin("ibarrier", collectives.ibarrier, comm)
 
 
 def barrier(*, comm: Any = None, timeout: float | None = None) -> None:
@@ -301,15 +305,18 @@ def barrier(*, comm: Any = None, timeout: float | None = None) -> None:
     if result is not False:
         return
     limit = in_time("barrier", comm, timeout)
-    ibarrier(comm=comm).wait_or_cancel(limit)
+    collectives.ibarrier(comm).wait_or_cancel(limit)
 
 
 def ibcast(
     x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a bcast; see `bcast`."""
-    begin = buckets.ibcast if is_tree(x) else collectives.ibcast
-    return begin(comm, x, root, to, out)
+    return begin("ibcast", _begin_bcast(x), comm, x, root, to, out)
+
+
+def _begin_bcast(x: Any) -> Callable[..., Request]:
+    return buckets.ibcast if is_tree(x) else collectives.ibcast
 
 
 def bcast(
@@ -340,13 +347,16 @@ def bcast(
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "bcast", x, "", root, out, comm, timeout)
     limit = in_time("bcast", comm, timeout)
-    return ibcast(x, root, to=to, out=out, comm=comm).wait_or_cancel(limit)
+    return _begin_bcast(x)(comm, x, root, to, out).wait_or_cancel(limit)
 
 
 def iallreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
     """Begin an allreduce; see `allreduce`."""
-    begin = buckets.iallreduce if is_tree(x) else collectives.iallreduce
-    return begin(comm, x, op, out)
+    return begin("iallreduce", _begin_allreduce(x), comm, x, op, out)
+
+
+def _begin_allreduce(x: Any) -> Callable[..., Request]:
+    return buckets.iallreduce if is_tree(x) else collectives.iallreduce
 
 
 def allreduce(
@@ -373,14 +383,14 @@ def allreduce(
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "allreduce", x, op, 0, out, comm, timeout)
     limit = in_time("allreduce", comm, timeout)
-    return iallreduce(x, op, out=out, comm=comm).wait_or_cancel(limit)
+    return _begin_allreduce(x)(comm, x, op, out).wait_or_cancel(limit)
 
 
 def ireduce(
     x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a reduce; see `reduce`."""
-    return collectives.ireduce(comm, x, op, root, out)
+    return begin("ireduce", collectives.ireduce, comm, x, op, root, out)
 
 
 def reduce(
@@ -401,12 +411,12 @@ def reduce(
         if result is not False:
             return result
     limit = in_time("reduce", comm, timeout)
-    return ireduce(x, op, root, out=out, comm=comm).wait_or_cancel(limit)
+    return collectives.ireduce(comm, x, op, root, out).wait_or_cancel(limit)
 
 
 def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
     """Begin an allgather; see `allgather`."""
-    return collectives.iallgather(comm, x, out)
+    return begin("iallgather", collectives.iallgather, comm, x, out)
 
 
 def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
@@ -418,13 +428,16 @@ def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | Non
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "allgather", x, "", 0, out, comm, timeout)
     limit = in_time("allgather", comm, timeout)
-    return iallgather(x, out=out, comm=comm).wait_or_cancel(limit)
+    return collectives.iallgather(comm, x, out).wait_or_cancel(limit)
 
 
 def igather(x: Any, root: int = 0, *, out: Any = None, comm: Any = None) -> Request:
     """Begin a gather; see `gather`."""
-    begin = buckets.igather if is_tree(x) else collectives.igather
-    return begin(comm, x, root, out)
+    return begin("igather", _begin_gather(x), comm, x, root, out)
+
+
+def _begin_gather(x: Any) -> Callable[..., Request]:
+    return buckets.igather if is_tree(x) else collectives.igather
 
 
 def gather(
@@ -440,14 +453,14 @@ def gather(
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
     limit = in_time("gather", comm, timeout)
-    return igather(x, root, out=out, comm=comm).wait_or_cancel(limit)
+    return _begin_gather(x)(comm, x, root, out).wait_or_cancel(limit)
 
 
 def iscatter(
     x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a scatter; see `scatter`."""
-    return collectives.iscatter(comm, x, root, to, out)
+    return begin("iscatter", collectives.iscatter, comm, x, root, to, out)
 
 
 def scatter(
@@ -471,12 +484,12 @@ def scatter(
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
     limit = in_time("scatter", comm, timeout)
-    return iscatter(x, root, to=to, out=out, comm=comm).wait_or_cancel(limit)
+    return collectives.iscatter(comm, x, root, to, out).wait_or_cancel(limit)
 
 
 def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
     """Begin a reduce_scatter; see `reduce_scatter`."""
-    return collectives.ireduce_scatter(comm, x, op, out)
+    return begin("ireduce_scatter", collectives.ireduce_scatter, comm, x, op, out)
 
 
 def reduce_scatter(
@@ -491,12 +504,12 @@ def reduce_scatter(
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "reduce_scatter", x, op, 0, out, comm, timeout)
     limit = in_time("reduce_scatter", comm, timeout)
-    return ireduce_scatter(x, op, out=out, comm=comm).wait_or_cancel(limit)
+    return collectives.ireduce_scatter(comm, x, op, out).wait_or_cancel(limit)
 
 
 def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
     """Begin an alltoall; see `alltoall`."""
-    return collectives.ialltoall(comm, x, out)
+    return begin("ialltoall", collectives.ialltoall, comm, x, out)
 
 
 def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None = None) -> Any:
@@ -507,12 +520,12 @@ def alltoall(x: Any, *, out: Any = None, comm: Any = None, timeout: float | None
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "alltoall", x, "", 0, out, comm, timeout)
     limit = in_time("alltoall", comm, timeout)
-    return ialltoall(x, out=out, comm=comm).wait_or_cancel(limit)
+    return collectives.ialltoall(comm, x, out).wait_or_cancel(limit)
 
 
 def iallgatherv(x: Any, *, comm: Any = None) -> Request:
     """Begin an allgatherv; see `allgatherv`."""
-    return ragged.iallgatherv(comm, x)
+    return begin("iallgatherv", ragged.iallgatherv, comm, x)
 
 
 def allgatherv(x: Any, *, comm: Any = None, timeout: float | None = None) -> tuple[Any, list[int]]:
@@ -524,13 +537,13 @@ def allgatherv(x: Any, *, comm: Any = None, timeout: float | None = None) -> tup
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
     limit = in_time("allgatherv", comm, timeout)
-    made: tuple[Any, list[int]] = iallgatherv(x, comm=comm).wait_or_cancel(limit)
+    made: tuple[Any, list[int]] = ragged.iallgatherv(comm, x).wait_or_cancel(limit)
     return made
 
 
 def ialltoallv(x: Any, counts: Iterable[Any], *, comm: Any = None) -> Request:
     """Begin an alltoallv; see `alltoallv`."""
-    return ragged.ialltoallv(comm, x, counts)
+    return begin("ialltoallv", ragged.ialltoallv, comm, x, counts)
 
 
 def alltoallv(
@@ -548,5 +561,10 @@ def alltoallv(
     sends them back.
     """
     limit = in_time("alltoallv", comm, timeout)
-    made: tuple[Any, list[int]] = ialltoallv(x, counts, comm=comm).wait_or_cancel(limit)
+    made: tuple[Any, list[int]] = ragged.ialltoallv(comm, x, counts).wait_or_cancel(limit)
     return made
+
+
+for _name, _function in list(globals().items()):
+    if _name in __all__ and isinstance(_function, FunctionType):
+        globals()[_name] = advised(_function)

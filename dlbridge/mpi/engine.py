@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dlbridge import registry
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, MPIError, MPITimeoutError
+from dlbridge.errors import ArgumentError, DLBridgeError, MPIError, MPITimeoutError
 from dlbridge.mpi.job import Job, Nap, end_together, named
 
 _SPIN = 50e-6  # seconds of yielding before a wait sleeps,
@@ -373,6 +373,7 @@ class Request:
         self._engine.wait(self.operation, limit)
         error = self.operation.error
         if error is not None:
+            _name(error, self.operation.call)
             raise error
         return self.operation.result
 
@@ -396,6 +397,24 @@ class Request:
     def __repr__(self) -> str:
         state = "over" if self.operation.done else "under way"
         return f"<Request of {self.operation.call}, {state}>"
+
+
+def begin(call: str, function: Callable[..., Request], *args: Any) -> Request:
+    """Begin a call that does not wait: its refusals, and those of its request, name it."""
+    try:
+        request = function(*args)
+    except DLBridgeError as error:
+        _name(error, call)
+        raise
+    request.operation.call = call
+    return request
+
+
+def _name(error: BaseException, call: str) -> None:
+    """Let a refusal name the call of the user, where it names what that is made of."""
+    inner, _, rest = str(error).partition(": ")
+    if isinstance(error, DLBridgeError) and inner in (call.removeprefix("i"), "send", "recv"):
+        error.args = (f"{call}: {rest}",)
 
 
 def finished(call: str) -> Request:

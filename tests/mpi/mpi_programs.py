@@ -756,6 +756,55 @@ def refusals() -> None:
     refused(DLBridgeError, "intracommunicator", mpi.barrier, comm="world")
 
 
+def names_in_refusals() -> None:
+    """A refusal begins with the call of the user, whether that waits or not."""
+    rank = mpi.rank()
+    x, rows, wrong = np.ones(3), np.ones((mpi.size() + 1, 2)), np.ones(5)
+    calls: dict[str, tuple[Any, ...]] = {
+        "send": (x, mpi.size()), "recv": (mpi.size(),), "sendrecv": (x, rank, rank, -1),
+        "bcast": (x, -1), "allreduce": (x, "avg"), "reduce": (x, "avg"), "allgather": (None,),
+        "gather": (x, -1), "scatter": (rows, -1), "reduce_scatter": (rows,), "alltoall": (rows,),
+        "allgatherv": (None,), "alltoallv": (rows, "ab"), "barrier": (),
+    }  # fmt: skip
+    for name, given in calls.items():
+        if given:
+            assert refused(DLBridgeError, "", getattr(mpi, name), *given).startswith(f"{name}: ")
+            begin = partial(getattr(mpi, f"i{name}"), *given)
+            text = refused(DLBridgeError, "", lambda begin=begin: begin().wait())
+            assert text.startswith(f"i{name}: "), text
+        for form in (name, f"i{name}"):
+            text = refused(DLBridgeError, "comm must be", getattr(mpi, form), *given, comm="world")
+            assert text.startswith(f"{form}: "), text
+    tree = {"a": x}
+    for begin in (partial(mpi.iallreduce, tree, "avg"), partial(mpi.ibcast, tree, -1)):
+        refused(ArgumentError, f"{begin.func.__name__}: ", lambda begin=begin: begin().wait())
+    refused(ArgumentError, "irecv: out must be", mpi_after_send(x, partial(mpi.irecv, out=wrong)))
+    both = partial(mpi.isendrecv, x, rank, rank, out=wrong)
+    refused(ArgumentError, "isendrecv: out must be", lambda: both().wait())
+    refused(ArgumentError, "sendrecv: out must be", mpi.sendrecv, x, rank, rank, out=wrong)
+    request = mpi.irecv(rank, 7)
+    assert repr(request) == "<Request of irecv, under way>"
+    refused(MPITimeoutError, "irecv: is not over after", request.wait, timeout=0.01)
+    refused(ArgumentError, "irecv: timeout must be", request.wait, timeout="soon")
+    sent = mpi.isend(x, rank, 7)
+    assert repr(sent).startswith("<Request of isend, ")
+    sent.wait()
+    request.wait()
+
+
+def mpi_after_send(x: Any, begin: Any) -> Any:
+    """Return what waits for a receive of a tensor that this rank sends itself."""
+
+    def wait() -> Any:
+        sent = mpi.isend(x, mpi.rank(), 3)
+        try:
+            return begin(mpi.rank(), 3).wait()
+        finally:
+            sent.wait()
+
+    return wait
+
+
 def messages() -> None:
     """Order, tags, any source, destinations; a self-send; one that does not fit."""
     rank, size = mpi.rank(), mpi.size()

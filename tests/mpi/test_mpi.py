@@ -35,6 +35,7 @@ TOGETHER = (
     "layouts",
     "disagreements",
     "refusals",
+    "names_in_refusals",
     "messages",
     "receives_from_any_rank",
     "messages_by_c",

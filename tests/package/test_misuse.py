@@ -6,8 +6,8 @@ parameter of this kind takes, or one keyword or word is misspelt.
 
 from __future__ import annotations
 
+import inspect
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -100,6 +100,10 @@ CALLS = [
          (*OPTIONAL, "stream: None")),
     Call("as_tensor", dlbridge.as_tensor, (X,), {"device": "cpu", "copy": None, "stream": None},
          ("0: int", "0: float", *OPTIONAL, "stream: None")),
+    Call("to_dlpack", dlbridge.to_dlpack, (X,),
+         {"stream": None, "max_version": (1, 0), "dl_device": (1, 0), "copy": None},
+         ("0: int", "0: float", "stream: None", "max_version: None", "dl_device: None",
+          "copy: None")),
     Call("asarray", dlbridge.asarray, (X, "f4"), {"device": "cpu", "copy": None},
          ("0: int", "0: float", "1: None", *OPTIONAL)),
     Call("from_buffer", dlbridge.from_buffer, (bytes(24), "f4", (6,), 0), {},
@@ -191,8 +195,6 @@ def test_one_wrong_argument_is_refused_in_the_name_of_the_call(call: Call) -> No
 
 @pytest.mark.parametrize("call", CALLS, ids=IDS)
 def test_a_misspelt_keyword_suggests_the_nearest(call: Call) -> None:
-    if call.name == "as_tensor" and sys.version_info < (3, 13):
-        pytest.skip("too short a call for `dlbridge.calls.public`; later, Python itself advises")
     for name, value in call.keywords.items():
         others = {key: each for key, each in call.keywords.items() if key != name}
         with pytest.raises((TypeError, dlbridge.errors.ArgumentError)) as caught:
@@ -200,6 +202,20 @@ def test_a_misspelt_keyword_suggests_the_nearest(call: Call) -> None:
         text = str(caught.value)
         assert re.match(rf"{call.name}(\(.*\))?[:(]", text), text
         assert re.search(rf"[Dd]id you mean '{name}'\?$", text), text
+
+
+@pytest.mark.parametrize("name", [name for name in mpi.__all__ if name != "Request"])
+def test_a_misspelt_keyword_of_a_call_between_processes_suggests_the_nearest(name: str) -> None:
+    for keyword in inspect.signature(getattr(mpi, name)).parameters:
+        if len(keyword) > 1:  # not `x`
+            wrong = keyword[0] + keyword
+            with pytest.raises(TypeError) as caught:
+                getattr(mpi, name)(**{wrong: None})
+            assert re.fullmatch(
+                rf"{name}\(\) got an unexpected keyword argument '{wrong}'[;.] "
+                rf"[Dd]id you mean '{keyword}'\?",
+                str(caught.value),
+            )
 
 
 def test_a_misspelt_name_of_a_dtype_or_device_suggests_the_nearest() -> None:
