@@ -18,6 +18,9 @@ DEFAULTS: dict[str, Any] = {
     "bool": st.booleans().map(str),
     "str": st.sampled_from(['"a"', "''", '"\\""', "'\\t'", '"é"']),
     "dtype": st.sampled_from(["f32", "float64", "bool", "i4x2"]),
+    "int[]": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3).map(str),
+    "int[2]": st.sampled_from(["[1, -2]", "[0, 9]"]),
+    "float[]": st.lists(st.floats(), max_size=3).map(str),
 }
 
 
@@ -67,6 +70,15 @@ def sizes(draw: Any) -> list[str]:
 
 
 @st.composite
+def extents(draw: Any) -> list[str]:
+    """Return a list that is a pack, where tensors name it: `b: int[] = default`."""
+    if draw(st.integers(0, 3)):
+        return []
+    default = draw(st.none() | st.lists(st.integers(0, 4), max_size=3))
+    return ["b: int[]" + (f" = {default}" if default is not None else "")]
+
+
+@st.composite
 def schema_texts(draw: Any) -> str:
     """Return a text that is a schema, apart from rules between its parts."""
     typed = draw(st.sampled_from(((), (), ("to: dtype",), ("to: dtype? = f32",))))
@@ -77,7 +89,7 @@ def schema_texts(draw: Any) -> str:
         mark = draw(st.sampled_from(("", "", "!")))
         items.append(f"x{number}{mark}: {text}{draw(st.sampled_from(('', '', '?')))}")
     by_name = [draw(scalars(number)) for number in range(draw(st.integers(0, 3)))]
-    by_name = draw(st.permutations([*by_name, *draw(sizes()), *typed]))
+    by_name = draw(st.permutations([*by_name, *draw(sizes()), *draw(extents()), *typed]))
     if by_name:
         items += ["*", *by_name]
     results = draw(st.lists(tensor_types(dtypes), max_size=2))
@@ -104,7 +116,15 @@ SOME_DTYPES = tuple([DType(name) for name in ("float32", "float64", "int32", "bo
 FEW_SIZES = st.integers(0, 5)
 
 
-VALUES = {"int": 5, "float": 2.5, "bool": True, "str": "é", "dtype": SOME_DTYPES[1]}
+VALUES = {
+    "int": 5,
+    "float": 2.5,
+    "bool": True,
+    "str": "é",
+    "dtype": SOME_DTYPES[1],
+    "int[]": (7, -8),
+    "float[]": (0.5, 1.5),
+}
 
 
 @st.composite
@@ -132,6 +152,10 @@ def bound_calls(draw: Any) -> tuple[Schema, list[Described | None], list[Any]]:
     values: list[Any] = [None if part.optional else VALUES[part.kind] for part in schema.scalars]
     for place, name in schema.sizes:
         values[place] = draw(st.integers(-1, 5)) if draw(st.integers(0, 9)) == 0 else names[name]
+    for place, name in schema.spread:
+        values[place] = packs[name]
+        if draw(st.integers(0, 5)) == 0:
+            values[place] = tuple(draw(st.lists(st.integers(-1, 5), max_size=2)))
     for place, name in schema.typed:
         if not (schema.scalars[place].optional and draw(st.booleans())):
             values[place] = dtypes[name]

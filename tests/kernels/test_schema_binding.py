@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from functools import cache
+from itertools import chain, product
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -459,26 +461,64 @@ def test_jaxs_symbolic_sizes_stay_symbolic(framework: Callable[[str], Any]) -> N
 Call = tuple[Schema, list[Described | None], list[Any]]
 
 
+LARGEST_SOLUTION = 30  # of a name that an expression determines: n - 5*5 == 5
+
+
 def solve(case: Call) -> dict[str, Any] | None:
-    """Return names, packs and variables that make every tensor fit, by trying all that occur."""
+    """Return names, packs and variables that make every tensor fit, by trying all that may.
+
+    None also where an expression has the same extent whatever the name that it should determine.
+    """
     schema, tensors, scalars = case
     given = {name: scalars[place] for place, name in schema.sizes}
-    if any(value < 0 for value in given.values()):
+    spread = {name: scalars[place] for place, name in schema.spread}
+    if any(extent < 0 for extent in chain(given.values(), *spread.values())):
         return None
-    values = {extent for one in tensors if one is not None for extent in one.shape or ()}
+    found: dict[str, Any] = dict(given)
+    found |= {f"pack {name}": extents for name, extents in spread.items()}
+    found |= {
+        f"dtype {name}": scalars[place]
+        for place, name in schema.typed
+        if scalars[place] is not None
+    }
+    occurring = sorted({extent for one in tensors if one for extent in one.shape or ()} or {0})
+    solved = {solution.name for solution in schema.solved}
     open_names = [name for name in schema.names if name not in given]
-    for extents in product(sorted(values) or [0], repeat=len(open_names)):
-        names = given | dict(zip(open_names, extents, strict=True))
-        found = fit(schema, tensors, names)
-        if found is not None:
-            return found
+    candidates = [
+        range(LARGEST_SOLUTION + 1) if name in solved else occurring for name in open_names
+    ]
+    for extents in product(*candidates):
+        names = dict(zip(open_names, extents, strict=True))
+        solution = fit(schema, tensors, found | names)
+        if solution is not None:
+            return solution if is_determined(schema, tensors, solution) else None
     return None
 
 
+def is_determined(
+    schema: Schema, tensors: list[Described | None], solution: dict[str, Any]
+) -> bool:
+    """Return whether each expression that gives a name its value has another one for the next."""
+    bound = {
+        dim.value
+        for part, one in zip(schema.tensors, tensors, strict=True)
+        if one is not None
+        for dim in part.dims
+        if dim.kind == "name"
+    }
+    for place, index, name in schema.solved:
+        text = str(schema.tensors[place].dims[index])
+        after = solution | {name: solution[name] + 1}
+        if name not in bound and compute(text, solution) == compute(text, after):
+            return False
+    return True
+
+
 def fit(
-    schema: Schema, tensors: list[Described | None], names: dict[str, int]
+    schema: Schema, tensors: list[Described | None], known: dict[str, Any]
 ) -> dict[str, Any] | None:
-    found: dict[str, Any] = dict(names)
+    """Return what is known, and the packs and dtypes of tensors that fit it."""
+    found = dict(known)
     for part, one in zip(schema.tensors, tensors, strict=True):
         if one is None and part.optional:
             continue
@@ -498,18 +538,23 @@ def fit(
             elif dim.kind == "any":
                 wanted.append(shape[len(wanted)] if len(wanted) < len(shape) else None)
             else:
-                wanted.append(compute(str(dim), names))
+                wanted.append(compute(str(dim), known))
         if wanted != shape:
             return None
     return found
 
 
-def compute(text: str, names: dict[str, int]) -> int:
+def compute(text: str, names: dict[str, Any]) -> int:
     """Return the value of a dimension by Python's own reading of its text; -1 if it has none."""
     try:
-        return int(eval(text, {}, names))
+        return int(eval(as_code(text), {}, names))
     except ZeroDivisionError:
         return -1
+
+
+@cache
+def as_code(text: str) -> CodeType:
+    return compile(text, "a dimension", "eval")
 
 
 @given(bound_calls())
