@@ -34,7 +34,6 @@ from dlbridge.kernels.described import (
 )
 from dlbridge.kernels.exports import TABLE, is_of, make_kernels, read_exports
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.schema import LIST_KINDS
 from dlbridge.kernels.source import COMMENT, lines_with
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
 from dlbridge.signals import is_from_handler
@@ -181,11 +180,6 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
                 raise ArgumentError(
                     f"{call}: {kernel.name}: argument {part.name!r} is a dtype, and in ONNX no "
                     "attribute says the dtype of a result; pass a kernel for each dtype"
-                )
-            if part.kind in LIST_KINDS:
-                raise ArgumentError(
-                    f"{call}: {kernel.name}: argument {part.name!r} is a list of numbers, which "
-                    "nodes of a model cannot have yet; take them as a tensor, or as scalars"
                 )
     return found
 

@@ -349,11 +349,6 @@ def test_functions_of_tvm_are_refused_by_name(framework: Any) -> None:
         dlbridge.wrap(function, "listed::tvm(x!: f32[n], axes: int[])")
 
 
-def test_models_of_onnx_refuse_them_by_name(weigh: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"'axes' is a list of numbers, which nodes of a model"):
-        dlbridge.onnx_translations([weigh])
-
-
 def test_a_library_that_describes_itself_has_them(compiled: Any, tmp_path: Any) -> None:
     source, target = tmp_path / "listed.c", tmp_path / "liblisted.so"
     export = f'DLB_EXPORT(weigh, "{WEIGH.replace("listed", "shipped")}");'

@@ -17,6 +17,16 @@ pytest.importorskip("onnxscript")
 SOURCE = """
 #include "dlbridge_kernel.h"
 
+/* x[axes[i]] * weights[i] */
+int pick(void *context, DLTensor *t, int n) {
+    int64_t count;
+    const int64_t *axes = dlb_get_ints(context, 0, &count);
+    const double *weights = dlb_get_floats(context, 1, NULL);
+    for (int64_t i = 0; i < t[1].shape[0]; i++)
+        ((double *)t[1].data)[i] = i < count ? ((double *)t[0].data)[axes[i]] * weights[i] : -1;
+    return 0;
+}
+
 /* (low + x * factor, x or other, with `word`) of vectors; `low` and `other` may be missing */
 int mix(void *context, DLTensor *t, int n) {
     double factor = dlb_get_float(context, 0);
@@ -80,6 +90,29 @@ def test_an_exported_model_computes_what_the_model_does(tmp_path: Path, mix: Any
             for each, value in zip(session.get_inputs(), inputs, strict=True)
         }
         assert session.run(None, feeds)[0].tolist() == Model()(*inputs).tolist()
+
+
+@pytest.mark.full
+def test_lists_of_numbers_are_exported(tmp_path: Path) -> None:
+    """Lists that attributes hold, that are text because of one number, and empty ones."""
+    pick = dlbridge.compile_c(
+        SOURCE, "pick", "onnx_export::pick(x: f64[n], axes: int[], weights: float[]) -> f64[3]"
+    )
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            y = pick(x, [x.shape[0] - 1, 1, 0], [0.5, 2, -1.0])
+            return torch.stack([y, pick(y, [2, 0], [0.1, 1e300]), pick(x, [], [])])
+
+    x = torch.tensor([5.0, -1.0, 0.25, 1e9]).double()
+    session = export(Model(), (x,), tmp_path / "m.onnx", pick)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert found.tolist() == Model()(x).tolist()
+
+    length = torch.export.Dim("length", min=2)
+    with pytest.raises(Exception, match="onnx_export::pick: argument 'axes' is computed") as caught:
+        export(Model(), (x,), tmp_path / "d.onnx", pick, dynamic_shapes=({0: length},))
+    assert caught.value is not None
 
 
 def test_kernels_that_a_model_cannot_have_are_refused() -> None:

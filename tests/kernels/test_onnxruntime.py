@@ -67,6 +67,32 @@ int tell(void *context, DLTensor *t, int n) {
     return 0;
 }
 
+/* How long both lists are, or -1; the ends of each. */
+int ends(void *context, DLTensor *t, int n) {
+    int64_t counts[2] = {-1, -1};
+    const int64_t *axes = dlb_get_ints(context, 0, &counts[0]);
+    const double *weights = dlb_get_floats(context, 1, &counts[1]);
+    double *out = t[1].data;
+    memset(out, 0, 6 * sizeof *out);
+    out[0] = axes == NULL ? -1 : (double)counts[0];
+    out[3] = weights == NULL ? -1 : (double)counts[1];
+    if (counts[0] > 0) {
+        out[1] = (double)axes[0];
+        out[2] = (double)axes[counts[0] - 1];
+    }
+    if (counts[1] > 0) {
+        out[4] = weights[0];
+        out[5] = weights[counts[1] - 1];
+    }
+    return 0;
+}
+
+int fill(void *context, DLTensor *t, int n) {
+    for (int64_t i = 0; i < count(&t[1]); i++)
+        ((float *)t[1].data)[i] = *(float *)t[0].data;
+    return 0;
+}
+
 int increase(void *context, DLTensor *t, int n) {
     for (int64_t i = 0; i < count(t); i++)
         ((float *)t[0].data)[i] += 1;
@@ -169,6 +195,82 @@ def test_scalars_of_every_kind() -> None:
     for wrong in ({"count": 1.5}, {"count": "1"}, {"word": 1}, {"rest": "much"}):
         with pytest.raises(Exception, match=f"attribute '{next(iter(wrong))}' is of another kind"):
             opened(kernel, *chain("tell", "f8", [4], flag=1, **wrong))
+
+
+INTS, FLOATS = onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS
+ENDS = "ends(x: f64[6], axes: int[]? = [7, -8], weights: float[]? = None) -> f64[6]"
+
+
+def listed(attributes: Sequence[Any]) -> list[float]:
+    """Return what a node of `ends` with these attributes gives."""
+    made = node("ends", ["x"], ["y"])
+    made.attribute.extend([helper.make_attribute(*each) for each in attributes])
+    session = opened(compiled("ends", ENDS), [made], {"x": ("f8", [6])}, ["y"])
+    found: list[float] = session.run(None, {"x": np.zeros(6)})[0].tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ([], [2, 7, -8, -1, 0, 0]),
+        ([("axes", [2**53, 1, 0]), ("weights", [0.5])], [3, 2**53, 0, 1, 0.5, 0.5]),
+        ([("weights", [3, 4])], [2, 7, -8, 2, 3, 4]),
+        ([("weights", "0.1, 2, inf")], [2, 7, -8, 3, 0.1, np.inf]),
+        ([("axes", [], "", INTS), ("weights", [], "", FLOATS)], [0, 0, 0, 0, 0, 0]),
+        ([("axes", range(64))], [64, 0, 63, -1, 0, 0]),
+    ],
+)
+def test_lists_of_numbers_are_attributes(attributes: Sequence[Any], expected: Any) -> None:
+    """Ints are floats as well, and text has the float64 that no attribute of ONNX holds."""
+    assert listed(attributes) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("axes", 1), ("axes", "1"), ("axes", [1.0]), ("axes", b""), ("weights", 0.5),
+     ("weights", ""), ("weights", "much"), ("weights", "1,,2"), ("weights", "1,"),
+     ("weights", ", ".join("1" * 65))],
+)  # fmt: skip
+def test_an_attribute_that_is_no_list_of_the_kind_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(Exception, match=f"ends: attribute '{name}' is of another kind; .* a list"):
+        listed([(name, value)])
+
+
+def test_lists_of_another_length_are_refused_when_the_model_is_opened() -> None:
+    with pytest.raises(Exception, match="attribute 'axes' has another number of elements"):
+        listed([("axes", range(65))])
+    kernel = compiled("ends", "pair(x: f64[6], axes: int[2], weights: float[1]? = None) -> f64[6]")
+    with pytest.raises(Exception, match=r"'axes' has another number .* takes a list, int\[\] of 2"):
+        opened(kernel, *chain("pair", "f8", [6], axes=[1, 2, 3]))
+    with pytest.raises(Exception, match="attribute 'axes' is missing"):
+        opened(kernel, *chain("pair", "f8", [6]))
+    session = opened(kernel, *chain("pair", "f8", [6], axes=[1, 2]))
+    assert session.run(None, {"v0": np.zeros(6)})[0].tolist() == [2, 1, 2, -1, 0, 0]
+
+
+def test_a_list_is_the_shape_of_a_result() -> None:
+    """In first runs, and in later ones, which go by what the first one has found."""
+    kernel = compiled("fill", "fill(value: f32[], extents: int[]) -> f32[*extents]")
+    session = opened(kernel, *chain("fill", "f4", [], extents=[2, 0, 3]))
+    assert session.run(None, {"v0": np.array(2, "f4")})[0].shape == (2, 0, 3)
+    session = opened(kernel, *chain("fill", "f4", [], extents=[2, 1]))
+    for value in (1, 2, 3):
+        (filled,) = session.run(None, {"v0": np.array(value, "f4")})
+        assert filled.tolist() == [[value], [value]]
+    session = opened(kernel, *chain("fill", "f4", [], extents=[2, -1]))
+    with pytest.raises(Exception, match=f"{DOMAIN}::fill: argument 'extents.*expected int >= 0"):
+        session.run(None, {"v0": np.array(1, "f4")})
+
+
+def test_a_python_kernel_gets_a_tuple_of_an_attribute() -> None:
+    def weigh(x: Any, axes: Any, weights: Any) -> Any:
+        return np.float32([axes == (3, 4), weights == (0.5,)])
+
+    text = f"{DOMAIN}::weigh(x: f32[2], axes: int[], weights: float[]) -> f32[2]"
+    kernel = dlbridge.wrap(weigh, text, abi="python:numpy")
+    session = opened(kernel, *chain("weigh", "f4", [2], axes=[3, 4], weights=[0.5]))
+    assert session.run(None, {"v0": np.zeros(2, "f4")})[0].tolist() == [1, 1]
 
 
 def test_optional_inputs_may_be_left_out_anywhere() -> None:

@@ -62,6 +62,10 @@ typedef struct {
        handle *value))                                                                 \
     X(void, ReleaseStatus, 93, (status))                                               \
     X(void, ReleaseTensorTypeAndShapeInfo, 99, (handle info))                          \
+    X(status, KernelInfoGetAttributeArray_float, 162,                                  \
+      (const void *info, const char *name, float *values, size_t *count))              \
+    X(status, KernelInfoGetAttributeArray_int64, 163,                                  \
+      (const void *info, const char *name, int64_t *values, size_t *count))            \
     X(status, ShapeInferContext_GetInputTypeShape, 268,                                \
       (const void *context, size_t index, handle *info))                               \
     X(status, ShapeInferContext_SetOutputTypeShape, 270,                               \
@@ -143,6 +147,7 @@ typedef struct {
     char *name;
     dlb_scalar value; /* the default; DLB_NONE where there is none */
     dlb_scalar_kind kind;
+    int32_t length; /* how many numbers a list must have; -1: any */
     bool is_required;
 } ort_scalar;
 
@@ -191,6 +196,7 @@ typedef struct {
     _Atomic(ort_proof *) proof; /* NULL before the first run; then for good */
     dlb_scalar scalars[DLB_MAX_SCALARS];
     char *texts[DLB_MAX_SCALARS];
+    dlb_list_room *lists[DLB_MAX_SCALARS];
 } ort_node;
 
 static bool is_ok(status answer) {
@@ -216,6 +222,110 @@ static bool read_double(const char *text, double *value) {
     char *end;
     *value = strtod(text, &end);
     return *text != 0 && *end == 0;
+}
+
+static dlb_list_room *make_list(dlb_scalar_kind kind, dlb_scalar *value) {
+    dlb_list_room *room = calloc(1, sizeof *room);
+    bool is_float = kind == DLB_FLOATS;
+    if (room == NULL)
+        return NULL;
+    room->list = (dlb_list){0, is_float ? NULL : room->values.ints,
+                            is_float ? room->values.floats : NULL};
+    *value = (dlb_scalar){kind, {.list = &room->list}};
+    return room;
+}
+
+/* "0.1, inf, -2.5": a list of which no attribute of ONNX holds each number. */
+static bool read_doubles(const char *text, dlb_list_room *room) {
+    char *end;
+    for (int64_t i = 0; i < DLB_MAX_LISTED; i++) {
+        room->values.floats[i] = strtod(text, &end);
+        room->list.count = i + 1;
+        if (end == text || (*end != 0 && *end != ','))
+            return false;
+        if (*end == 0)
+            return true;
+        text = end + 1;
+    }
+    return false;
+}
+
+typedef enum { ABSENT, READ, OTHER_KIND, OTHER_LENGTH } reading;
+
+/* Whether an attribute has a single value. For the runtime that is a list without
+ * numbers as well, and so is a list of the other kind. */
+static bool is_single(const void *info, const char *name) {
+    int64_t integer;
+    float number;
+    return is_ok(ort.KernelInfoGetAttribute_int64(info, name, &integer)) ||
+           is_ok(ort.KernelInfoGetAttribute_float(info, name, &number));
+}
+
+static reading read_integers(const void *info, const ort_scalar *scalar, size_t count,
+                             dlb_list_room *room) {
+    int64_t *numbers = room->values.ints; /* as long as the doubles */
+    if (!is_ok(
+            ort.KernelInfoGetAttributeArray_int64(info, scalar->name, numbers, &count)))
+        return OTHER_KIND;
+    for (size_t i = 0; i < count && scalar->kind == DLB_FLOATS; i++)
+        room->values.floats[i] = (double)numbers[i];
+    room->list.count = (int64_t)count;
+    return READ;
+}
+
+static reading read_floats(const void *info, const ort_scalar *scalar, size_t count,
+                           dlb_list_room *room) {
+    float numbers[DLB_MAX_LISTED];
+    if (scalar->kind != DLB_FLOATS || !is_ok(ort.KernelInfoGetAttributeArray_float(
+                                          info, scalar->name, numbers, &count)))
+        return OTHER_KIND;
+    for (size_t i = 0; i < count; i++)
+        room->values.floats[i] = (double)numbers[i];
+    room->list.count = (int64_t)count;
+    return READ;
+}
+
+static reading read_listed_text(const char *text, const ort_scalar *scalar,
+                                dlb_list_room *room) {
+    return scalar->kind == DLB_FLOATS && read_doubles(text, room) ? READ : OTHER_KIND;
+}
+
+static reading fill_list(const void *info, const ort_scalar *scalar,
+                         dlb_list_room *room) {
+    const char *name = scalar->name;
+    size_t integers = 0, floats = 0;
+    bool is_list =
+        is_ok(ort.KernelInfoGetAttributeArray_int64(info, name, NULL, &integers)) |
+        is_ok(ort.KernelInfoGetAttributeArray_float(info, name, NULL, &floats));
+    if (integers > DLB_MAX_LISTED || floats > DLB_MAX_LISTED)
+        return OTHER_LENGTH;
+    if (integers != 0)
+        return read_integers(info, scalar, integers, room);
+    if (floats != 0)
+        return read_floats(info, scalar, floats, room);
+    char *text = read_text(info, name);
+    if (text != NULL) {
+        reading found = read_listed_text(text, scalar, room);
+        free(text);
+        return found;
+    }
+    if (is_single(info, name))
+        return OTHER_KIND;
+    return is_list ? READ : ABSENT;
+}
+
+/* The value of an attribute that is a list; the caller frees the room. Integers are
+ * floats as well, and floats may be text. */
+static reading read_list(const void *info, const ort_scalar *scalar, dlb_scalar *value,
+                         dlb_list_room **room) {
+    *room = make_list(scalar->kind, value);
+    reading found = *room == NULL ? OTHER_KIND : fill_list(info, scalar, *room);
+    if (found == ABSENT)
+        *value = scalar->value;
+    else if (found == READ && scalar->length >= 0 &&
+             (*room)->list.count != scalar->length)
+        found = OTHER_LENGTH;
+    return found;
 }
 
 /* The value of an attribute as the kernel takes it, whatever the model has: an integer
@@ -247,20 +357,44 @@ static bool read_attribute(const void *info, const ort_scalar *scalar,
 
 static void destroy_node(void *state) {
     ort_node *node = state;
-    for (size_t i = 0; i < DLB_MAX_SCALARS; i++)
+    for (size_t i = 0; i < DLB_MAX_SCALARS; i++) {
         free(node->texts[i]);
+        free(node->lists[i]);
+    }
     free(node->proof);
     free(node);
 }
 
 static status refuse_attribute(const ort_kernel *kernel, const ort_scalar *scalar,
                                const char *problem) {
-    static const char *const kinds[] = {"none", "int", "float", "string"};
-    char text[DLB_ERROR_SIZE];
-    snprintf(text, sizeof text,
-             "%s: attribute '%s' %s; the kernel takes a scalar of kind %s",
-             kernel->kernel->name, scalar->name, problem, kinds[scalar->kind]);
+    static const char *const kinds[] = {"none",   "int",   "float",
+                                        "string", "int[]", "float[]"};
+    char text[DLB_ERROR_SIZE], length[16] = "";
+    if (scalar->length >= 0)
+        snprintf(length, sizeof length, " of %d", (int)scalar->length);
+    snprintf(text, sizeof text, "%s: attribute '%s' %s; the kernel takes %s %s%s",
+             kernel->kernel->name, scalar->name, problem,
+             scalar->kind < DLB_INTS ? "a scalar of kind" : "a list,",
+             kinds[scalar->kind], length);
     return ort.CreateStatus(INVALID_ARGUMENT, text);
+}
+
+static status read_scalar(const ort_kernel *kernel, ort_node *node, const void *info,
+                          size_t i) {
+    const ort_scalar *scalar = &kernel->scalars[i];
+    dlb_scalar *value = &node->scalars[i];
+    reading found = READ;
+    if (scalar->kind >= DLB_INTS)
+        found = read_list(info, scalar, value, &node->lists[i]);
+    else if (!read_attribute(info, scalar, value, &node->texts[i]))
+        found = OTHER_KIND;
+    if (found == OTHER_KIND)
+        return refuse_attribute(kernel, scalar, "is of another kind");
+    if (found == OTHER_LENGTH)
+        return refuse_attribute(kernel, scalar, "has another number of elements");
+    if (scalar->is_required && value->kind == DLB_NONE)
+        return refuse_attribute(kernel, scalar, "is missing");
+    return NULL;
 }
 
 static status create_node(const custom_op *op, const void *Py_UNUSED(api),
@@ -271,13 +405,8 @@ static status create_node(const custom_op *op, const void *Py_UNUSED(api),
         return ort.CreateStatus(FAIL, "out of memory");
     node->op = op;
     status problem = NULL;
-    for (size_t i = 0; problem == NULL && i < kernel->scalar_count; i++) {
-        const ort_scalar *scalar = &kernel->scalars[i];
-        if (!read_attribute(info, scalar, &node->scalars[i], &node->texts[i]))
-            problem = refuse_attribute(kernel, scalar, "is of another kind");
-        else if (scalar->is_required && node->scalars[i].kind == DLB_NONE)
-            problem = refuse_attribute(kernel, scalar, "is missing");
-    }
+    for (size_t i = 0; problem == NULL && i < kernel->scalar_count; i++)
+        problem = read_scalar(kernel, node, info, i);
     if (problem != NULL)
         destroy_node(node);
     else
@@ -972,9 +1101,27 @@ static char *copy_text(PyObject *text) {
     return copied;
 }
 
-static int parse_default(PyObject *object, dlb_scalar *value) {
+static int parse_list(PyObject *numbers, dlb_scalar_kind kind, dlb_scalar *value) {
+    Py_ssize_t count = PyTuple_GET_SIZE(numbers);
+    dlb_list_room *room = count > DLB_MAX_LISTED ? NULL : make_list(kind, value);
+    if (room == NULL) {
+        PyErr_SetString(PyExc_ValueError, "onnxruntime_plan: no room for a list");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (kind == DLB_FLOATS)
+            room->values.floats[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(numbers, i));
+        else
+            room->values.ints[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(numbers, i));
+    room->list.count = count;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_default(PyObject *object, dlb_scalar_kind kind, dlb_scalar *value) {
     if (object == Py_None)
         return 0;
+    if (PyTuple_Check(object))
+        return parse_list(object, kind, value);
     if (PyFloat_Check(object)) {
         *value = (dlb_scalar){DLB_FLOAT, {.f = PyFloat_AsDouble(object)}};
     } else if (PyLong_Check(object)) {
@@ -989,14 +1136,15 @@ static int parse_scalars(PyObject *scalars, ort_kernel *kernel) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(scalars); i++) {
         ort_scalar *scalar = &kernel->scalars[kernel->scalar_count++];
         PyObject *name, *value;
-        int kind, is_required;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(scalars, i), "UiOp", &name, &kind,
-                              &value, &is_required))
+        int kind, length, is_required;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(scalars, i), "UiiOp", &name, &kind,
+                              &length, &value, &is_required))
             return -1;
         scalar->kind = (dlb_scalar_kind)kind;
+        scalar->length = length;
         scalar->is_required = is_required;
         if ((scalar->name = copy_text(name)) == NULL ||
-            parse_default(value, &scalar->value) < 0)
+            parse_default(value, scalar->kind, &scalar->value) < 0)
             return -1;
     }
     return 0;

@@ -6,7 +6,8 @@ A kernel is an operator of the domain that its namespace names, at version 1. In
     outputs     are the results, then what the kernel writes in place
     attributes  are the scalars; one that is left out has its default
 
-ONNX has no float64 among attributes: a scalar of kind float may be a float, an int, or text.
+ONNX has no float64 among attributes: a scalar of kind float may be a float, an int, or text, and a
+list of them floats, ints, or one text, its numbers with commas between.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dlbridge.kernels.kernel import Kernel, recorded
 from dlbridge.kernels.library import Library, kernels_of
 from dlbridge.kernels.schema import DTypeSet, Schema
 
-_KINDS = {"int": 1, "bool": 1, "float": 2, "str": 3}
+_KINDS = {"int": 1, "bool": 1, "float": 2, "str": 3, "int[]": 4, "float[]": 5}
 _NUMBERS = {triple: number for number, triple in ELEMENT_TYPES.items()}
 _MAX_OVERLOADS = 1000
 _PLANS: dict[tuple[str, ...], object] = {}
@@ -111,7 +112,8 @@ def _describe(key: str, schema: Schema) -> tuple[Any, ...]:
         (
             part.name,
             _KINDS[part.kind],
-            part.default if isinstance(part.default, int | float | str) else None,
+            -1 if part.length is None else part.length,
+            part.default if isinstance(part.default, int | float | str | tuple) else None,
             not part.optional,
         )
         for part in schema.scalars

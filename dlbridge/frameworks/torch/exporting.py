@@ -11,8 +11,9 @@ from dlbridge import registry
 from dlbridge.errors import ArgumentError, FrameworkMissingError
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.library import Library, kernels_of
-from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.schema import LIST_KINDS, Parameter, Schema
 
+_Attribute = Any  # an int, a float, a str, a list of numbers, or an attribute of onnxscript
 _TYPES = (
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16",
     "bfloat16", "float", "double", "complex64", "complex128", "float8e4m3fn", "float8e4m3fnuz",
@@ -63,7 +64,7 @@ def _translation(kernel: Kernel) -> Callable[..., Any]:
         while inputs and inputs[-1] is None:
             del inputs[-1]
         attributes = {
-            part.name: _attribute(given[part.name])
+            part.name: _attribute(kernel.name, part, given[part.name])
             for part in schema.scalars
             if given.get(part.name) is not None
         }
@@ -75,23 +76,50 @@ def _translation(kernel: Kernel) -> Callable[..., Any]:
     return translate
 
 
-def _attribute(value: Any) -> int | float | str:
-    """Return a scalar as ONNX has it; a float64 that no attribute holds is text."""
-    if isinstance(value, int | str):
+def _attribute(call: str, part: Parameter, value: Any) -> _Attribute:
+    """Return a scalar as ONNX has it; a float64 that no attribute holds makes it text."""
+    if part.kind not in LIST_KINDS:
+        found = _number(call, part.name, value)
+        return found if isinstance(found, str) or _is_exact(found) else repr(found)
+    numbers = [_number(call, part.name, each) for each in value]
+    if part.kind == "float[]":
+        numbers = [float(each) for each in numbers]
+    if not all(map(_is_exact, numbers)):
+        return ", ".join(map(repr, numbers))
+    if numbers:
+        return numbers
+    ir = _import("onnxscript").ir  # no element says of which kind it is
+    empty: _Attribute = (ir.AttrInt64s if part.kind == "int[]" else ir.AttrFloat32s)(part.name, ())
+    return empty
+
+
+def _number(call: str, name: str, value: Any) -> Any:
+    if isinstance(value, bool | int | float | str):
         return int(value) if isinstance(value, bool) else value
-    number = float(value)
+    raise ArgumentError(
+        f"onnx_translations: {call}: argument {name!r} is computed by the model, and attributes of "
+        "its nodes are constants"
+    )
+
+
+def _is_exact(number: float) -> bool:
+    """Return whether an attribute holds the number."""
+    if isinstance(number, int) or number != number:
+        return True
     try:
-        is_exact = struct.unpack("f", struct.pack("f", number))[0] == number
+        exact: bool = struct.unpack("f", struct.pack("f", number))[0] == number
     except OverflowError:
-        is_exact = False
-    return number if is_exact or number != number else repr(number)
+        return False
+    return exact
 
 
-def _op_schema(schema: Schema, attributes: dict[str, int | float | str]) -> Any:
+def _op_schema(schema: Schema, attributes: dict[str, _Attribute]) -> Any:
     """Return the operator of a call as ONNX declares operators; any dtypes, which torch knows."""
     defs = _import("onnx").defs
     kinds = defs.OpSchema.AttrType
+    lists = {"int[]": kinds.INTS, "float[]": kinds.FLOATS}
     types = {int: kinds.INT, float: kinds.FLOAT, str: kinds.STRING}
+    of_lists = {part.name: lists[part.kind] for part in schema.scalars if part.kind in lists}
     option = defs.OpSchema.FormalParameterOption
     parts: list[Any] = [*schema.tensors, *schema.results]
     names = {part.name: f"T{index}" for index, part in enumerate(parts)}
@@ -111,7 +139,9 @@ def _op_schema(schema: Schema, attributes: dict[str, int | float | str]) -> Any:
             (name, [f"tensor({each})" for each in _TYPES], "") for name in names.values()
         ],
         attributes=[
-            defs.OpSchema.Attribute(name, types[type(value)], "", required=False)
+            defs.OpSchema.Attribute(
+                name, types.get(type(value)) or of_lists[name], "", required=False
+            )
             for name, value in attributes.items()
         ],
     )
