@@ -11,7 +11,8 @@
  *
  *     inputs      the tensors of its schema, "" for an optional one that is left out
  *     outputs     its results, then copies of what it writes in place
- *     attributes  its scalars; a float may also be an int or text, "0.1"
+ *     attributes  its scalars and lists of numbers; a float may also be an int or text,
+ *                 "0.1", and floats of a list ints or one text, "0.1, 2"
  *
  * It is what dlbridge.register_onnxruntime makes of the library in Python. Nodes run on
  * the CPU. Functions with a C signature for an .abi need dlbridge to be called: a model
@@ -87,6 +88,10 @@ typedef struct {
       (void *context, size_t index, const int64_t *dims, size_t count, void **value))  \
     X(void, ReleaseStatus, 93, (void *))                                               \
     X(void, ReleaseTensorTypeAndShapeInfo, 99, (void *info))                           \
+    X(void *, KernelInfoGetAttributeArray_float, 162,                                  \
+      (const void *info, const char *name, float *values, size_t *count))              \
+    X(void *, KernelInfoGetAttributeArray_int64, 163,                                  \
+      (const void *info, const char *name, int64_t *values, size_t *count))            \
     X(void *, ShapeInferContext_GetInputTypeShape, 268,                                \
       (const void *context, size_t index, void **info))                                \
     X(void *, ShapeInferContext_SetOutputTypeShape, 270,                               \
@@ -212,6 +217,8 @@ static const struct {
 enum {
     DLB_ORT_TENSORS = 32,
     DLB_ORT_SCALARS = 16,
+    DLB_ORT_LISTS = 8,   /* scalars that are lists of numbers */
+    DLB_ORT_LISTED = 64, /* numbers in one of them */
     DLB_ORT_NAMES = 32,
     DLB_ORT_PACKS = 4,
     DLB_ORT_DTYPES = 16,
@@ -255,11 +262,19 @@ typedef struct {
     int is_optional, is_mutated;
 } dlb_ort_tensor;
 
+typedef struct { /* a list of numbers */
+    dlb_list list;
+    int64_t ints[DLB_ORT_LISTED];
+    double floats[DLB_ORT_LISTED];
+} dlb_ort_list;
+
 typedef struct {
     char *name;
     dlb_scalar_kind kind;
     int is_required;
     int size;         /* which name of a dimension it determines, or -1 */
+    int pack;         /* the same of a list and a pack */
+    int length;       /* how many numbers a list must have, or -1 */
     dlb_scalar value; /* the default; DLB_NONE where there is none */
 } dlb_ort_scalar;
 
@@ -294,6 +309,8 @@ typedef struct {
     dlb_ort_word word;
     dlb_ort_operator *made;
     int operands, nested;
+    int lists[2]; /* whether `int[]` and `float[]` are lists here, and no tensors */
+    int list_count;
 } dlb_ort_reader;
 
 static inline int dlb_ort_is(dlb_ort_word word, const char *text) {
@@ -759,6 +776,7 @@ static inline int dlb_ort_read_scalar(dlb_ort_reader *in, dlb_ort_word name,
     dlb_ort_scalar *scalar = &made->scalars[made->scalar_count++];
     scalar->name = dlb_ort_copy(name);
     scalar->kind = kind;
+    scalar->length = -1;
     dlb_ort_advance(in);
     scalar->is_required = !dlb_ort_accept(in, '?');
     if (dlb_ort_accept(in, '='))
@@ -766,8 +784,113 @@ static inline int dlb_ort_read_scalar(dlb_ort_reader *in, dlb_ort_word name,
     return 1;
 }
 
-#define DLB_ORT_LISTED                                                                 \
-    "an argument is a list of numbers, which nodes of a model cannot have"
+/* ---- lists of numbers ---- */
+
+static const char *const dlb_ort_list_sets[2] = {"int", "float"};
+
+static inline dlb_ort_list *dlb_ort_make_list(dlb_scalar_kind kind, dlb_scalar *value) {
+    dlb_ort_list *made = (dlb_ort_list *)calloc(1, sizeof *made);
+    if (made == NULL)
+        return NULL;
+    made->list.ints = kind == DLB_INTS ? made->ints : NULL;
+    made->list.floats = kind == DLB_FLOATS ? made->floats : NULL;
+    value->kind = kind;
+    value->value.list = &made->list;
+    return made;
+}
+
+/* At "[": 1 where `[]` or `[2]` is there, as after the word of a list, 2 otherwise. */
+static inline int dlb_ort_use_of_brackets(dlb_ort_reader ahead) {
+    dlb_ort_advance(&ahead);
+    if (ahead.kind == '0' && strspn(ahead.word.start, "0123456789") >= ahead.word.size)
+        dlb_ort_advance(&ahead);
+    return ahead.kind == ']' ? 1 : 2;
+}
+
+/* Find which words mean lists: those that no type of a tensor must have. */
+static inline void dlb_ort_find_lists(dlb_ort_reader *in) {
+    dlb_ort_operator none;
+    dlb_ort_reader ahead = *in;
+    char before = 0, last = 0; /* the words before this one */
+    int are_results = 0;
+    none.why[0] = 0;
+    ahead.made = &none;
+    in->lists[0] = in->lists[1] = 1;
+    for (; ahead.kind != 0; before = last, last = ahead.kind, dlb_ort_advance(&ahead)) {
+        int is_type = last == ':' || last == '>' || last == '(' || last == ',';
+        are_results |= ahead.kind == '>';
+        for (int k = 0; is_type && k < 2; k++) {
+            dlb_ort_reader type = ahead;
+            if (!dlb_ort_is(ahead.word, dlb_ort_list_sets[k]) ||
+                dlb_ort_peek(&ahead) != '[')
+                continue;
+            dlb_ort_advance(&type);
+            if (dlb_ort_use_of_brackets(type) != 1 || before == '!' || are_results)
+                in->lists[k] = 0;
+        }
+    }
+}
+
+static inline void dlb_ort_read_numbers(dlb_ort_reader *in, dlb_ort_scalar *scalar) {
+    dlb_ort_list *list = dlb_ort_make_list(scalar->kind, &scalar->value);
+    dlb_ort_expect(in, '[', "'[' is expected");
+    while (list != NULL && in->kind != ']' && in->kind != 0) {
+        dlb_scalar number;
+        int64_t place = list->list.count;
+        number.kind = DLB_NONE;
+        if (place == DLB_ORT_LISTED) {
+            dlb_ort_refuse(in, "too many numbers");
+            return;
+        }
+        dlb_ort_read_default(in, scalar->kind == DLB_INTS ? DLB_INT : DLB_FLOAT,
+                             &number);
+        if (number.kind == DLB_INT)
+            list->ints[place] = number.value.i;
+        else if (number.kind == DLB_FLOAT)
+            list->floats[place] = number.value.f;
+        else
+            dlb_ort_refuse(in, "a number is expected");
+        list->list.count = place + 1;
+        if (in->kind != ']')
+            dlb_ort_expect(in, ',', "',' or ']' is expected");
+    }
+    dlb_ort_expect(in, ']', "']' is expected");
+    if (list != NULL && scalar->length >= 0 && list->list.count != scalar->length)
+        dlb_ort_refuse(in, "the default has another number of elements");
+}
+
+static inline void dlb_ort_read_list(dlb_ort_reader *in, dlb_ort_word name,
+                                     dlb_scalar_kind kind) {
+    dlb_ort_operator *made = in->made;
+    if (made->scalar_count == DLB_ORT_SCALARS || in->list_count == DLB_ORT_LISTS) {
+        dlb_ort_refuse(in, "too many scalars");
+        return;
+    }
+    in->list_count++;
+    dlb_ort_scalar *scalar = &made->scalars[made->scalar_count++];
+    scalar->name = dlb_ort_copy(name);
+    scalar->kind = kind;
+    scalar->length = -1;
+    dlb_ort_advance(in);
+    dlb_ort_expect(in, '[', "'[' is expected");
+    if (in->kind == '0') {
+        int64_t length = dlb_ort_read_integer(in);
+        if (length > DLB_ORT_LISTED)
+            dlb_ort_refuse(in, "too many numbers");
+        scalar->length = (int)length;
+        dlb_ort_advance(in);
+    }
+    dlb_ort_expect(in, ']', "']' is expected");
+    scalar->is_required = !dlb_ort_accept(in, '?');
+    if (!dlb_ort_accept(in, '='))
+        return;
+    if (!scalar->is_required && dlb_ort_is(in->word, "None"))
+        dlb_ort_advance(in);
+    else if (in->kind == '[')
+        dlb_ort_read_numbers(in, scalar);
+    else
+        dlb_ort_refuse(in, "the default of a list stands in brackets");
+}
 
 static inline void dlb_ort_read_parameter(dlb_ort_reader *in) {
     static const char *const kinds[] = {"int", "bool", "float", "str"};
@@ -778,6 +901,11 @@ static inline void dlb_ort_read_parameter(dlb_ort_reader *in) {
     dlb_ort_expect(in, ':', "':' is expected");
     char after = dlb_ort_peek(in);
     int is_scalar = after != '[' && after != '|';
+    for (int k = 0; after == '[' && !is_mutated && k < 2; k++)
+        if (in->lists[k] && dlb_ort_is(in->word, dlb_ort_list_sets[k])) {
+            dlb_ort_read_list(in, name, k == 0 ? DLB_INTS : DLB_FLOATS);
+            return;
+        }
     for (int i = 0; is_scalar && i < 4; i++)
         if (dlb_ort_is(in->word, kinds[i])) {
             dlb_ort_read_scalar(in, name, numbers[i]);
@@ -795,10 +923,7 @@ static inline void dlb_ort_read_parameter(dlb_ort_reader *in) {
     tensor->is_optional = dlb_ort_accept(in, '?');
     if (dlb_ort_accept(in, '=')) {
         dlb_scalar none;
-        if (in->kind == '[')
-            dlb_ort_refuse(in, DLB_ORT_LISTED);
-        else
-            dlb_ort_read_default(in, DLB_INT, &none);
+        dlb_ort_read_default(in, DLB_INT, &none);
     }
     made->has_optional |= tensor->is_optional;
     made->input_count++;
@@ -848,6 +973,7 @@ static inline int dlb_ort_read_schema(dlb_ort_operator *made, const char *text) 
     if (made->qualified == NULL)
         return 0;
     snprintf(made->qualified, room, "%s::%s", made->space, made->name);
+    dlb_ort_find_lists(in);
     dlb_ort_expect(in, '(', "'(' is expected");
     while (in->kind != ')' && in->kind != 0) {
         if (!dlb_ort_accept(in, '*'))
@@ -873,40 +999,7 @@ static inline void dlb_ort_say_why(dlb_ort_operator *made, const char *why) {
         snprintf(made->why, sizeof made->why, "%s", why);
 }
 
-/* Of a type that begins with this set alone: 1 where it is `int[]` or `int[2]`, as
- * lists of numbers are, 2 otherwise; 0: it has another dtype. */
-static inline int dlb_ort_use_of(dlb_ort_word text, const char *set) {
-    const char *at = text.start + strlen(set), *end = text.start + text.size;
-    if (text.size <= strlen(set) || strncmp(text.start, set, strlen(set)) != 0)
-        return 0;
-    at += strspn(at, " \t\r\n\f\v");
-    if (at >= end || *at != '[')
-        return 0;
-    at += 1 + strspn(at + 1, " \t\r\n\f\v");
-    at += strspn(at, "0123456789");
-    at += strspn(at, " \t\r\n\f\v");
-    return at < end && *at == ']' ? 1 : 2;
-}
-
-/* Lists of numbers are arguments that no type of a tensor makes tensors. */
-static inline void dlb_ort_refuse_lists(dlb_ort_operator *made) {
-    static const char *const sets[] = {"int", "float"};
-    for (int k = 0; k < 2; k++) {
-        int are_lists = 0, are_tensors = 0;
-        for (int i = 0; i < made->input_count + made->result_count; i++) {
-            const dlb_ort_tensor *tensor = &made->tensors[i];
-            int use = dlb_ort_use_of(tensor->text, sets[k]);
-            int is_list = use == 1 && !tensor->is_mutated && i < made->input_count;
-            are_lists += is_list;
-            are_tensors += use != 0 && !is_list;
-        }
-        if (are_lists > 0 && are_tensors == 0)
-            dlb_ort_say_why(made, DLB_ORT_LISTED);
-    }
-}
-
 static inline void dlb_ort_check_types(dlb_ort_operator *made) {
-    dlb_ort_refuse_lists(made);
     int overloads = 1;
     made->output_count = made->result_count;
     for (int i = 0; i < made->input_count; i++) {
@@ -944,14 +1037,18 @@ static inline void dlb_ort_check_abi(dlb_ort_operator *made) {
                         "scalars");
 }
 
-/* Scalars that have the name of a dimension are that. */
+/* Scalars that have the name of a dimension are that, and lists that of a pack. */
 static inline void dlb_ort_find_sizes(dlb_ort_operator *made) {
     for (int i = 0; i < made->scalar_count; i++) {
         dlb_ort_scalar *scalar = &made->scalars[i];
-        scalar->size = -1;
-        for (int k = 0; scalar->name != NULL && k < made->name_count; k++)
-            if (dlb_ort_is(made->names[k], scalar->name))
-                scalar->size = k;
+        int is_list = scalar->kind == DLB_INTS;
+        const dlb_ort_word *words = is_list ? made->packs : made->names;
+        int count = is_list ? made->pack_count : made->name_count, found = -1;
+        for (int k = 0; scalar->name != NULL && k < count; k++)
+            if (dlb_ort_is(words[k], scalar->name))
+                found = k;
+        scalar->size = is_list ? -1 : found;
+        scalar->pack = is_list ? found : -1;
     }
 }
 
@@ -959,9 +1056,12 @@ static inline void dlb_ort_free(dlb_ort_operator *made) {
     if (made == NULL)
         return;
     for (int i = 0; i < made->scalar_count; i++) {
+        const dlb_scalar *value = &made->scalars[i].value;
         free(made->scalars[i].name);
-        if (made->scalars[i].value.kind == DLB_STRING)
-            free((void *)(uintptr_t)made->scalars[i].value.value.s);
+        if (value->kind == DLB_STRING)
+            free((void *)(uintptr_t)value->value.s);
+        if (value->kind == DLB_INTS || value->kind == DLB_FLOATS)
+            free((void *)(uintptr_t)value->value.list); /* the first of dlb_ort_list */
     }
     free(made->dims);
     free(made->steps);
@@ -1000,6 +1100,7 @@ typedef struct {
     const dlb_ort_op *op;
     dlb_scalar scalars[DLB_ORT_SCALARS];
     char *texts[DLB_ORT_SCALARS];
+    dlb_ort_list *lists[DLB_ORT_SCALARS];
 } dlb_ort_node;
 
 static inline char *dlb_ort_read_text(const dlb_ort_api *api, const void *info,
@@ -1051,22 +1152,137 @@ static inline int dlb_ort_read_attribute(const dlb_ort_api *api, const void *inf
     return scalar->kind == DLB_STRING;
 }
 
+typedef enum {
+    DLB_ORT_ABSENT,
+    DLB_ORT_READ,
+    DLB_ORT_OTHER_KIND,
+    DLB_ORT_OTHER_LENGTH
+} dlb_ort_reading;
+
+/* "0.1, inf, -2.5": a list of which no attribute of ONNX holds each number. */
+static inline dlb_ort_reading dlb_ort_read_doubles(const char *text,
+                                                   dlb_ort_list *list) {
+    char *end;
+    for (int64_t i = 0; i < DLB_ORT_LISTED; i++) {
+        list->floats[i] = strtod(text, &end);
+        list->list.count = i + 1;
+        if (end == text || (*end != 0 && *end != ','))
+            return DLB_ORT_OTHER_KIND;
+        if (*end == 0)
+            return DLB_ORT_READ;
+        text = end + 1;
+    }
+    return DLB_ORT_OTHER_KIND;
+}
+
+static inline dlb_ort_reading dlb_ort_read_array(const dlb_ort_api *api,
+                                                 const void *info,
+                                                 const dlb_ort_scalar *scalar,
+                                                 size_t ints, size_t floats,
+                                                 dlb_ort_list *list) {
+    float numbers[DLB_ORT_LISTED];
+    const char *name = scalar->name;
+    void *answer =
+        ints > 0 ? api->KernelInfoGetAttributeArray_int64(info, name, list->ints, &ints)
+                 : api->KernelInfoGetAttributeArray_float(info, name, numbers, &floats);
+    if (!dlb_ort_is_ok(api, answer) || (ints == 0 && scalar->kind == DLB_INTS))
+        return DLB_ORT_OTHER_KIND;
+    for (size_t i = 0; i < ints; i++)
+        list->floats[i] = (double)list->ints[i];
+    for (size_t i = 0; ints == 0 && i < floats; i++)
+        list->floats[i] = (double)numbers[i];
+    list->list.count = (int64_t)(ints > 0 ? ints : floats);
+    return DLB_ORT_READ;
+}
+
+/* For the runtime an attribute of a single value is a list without numbers, and so is a
+ * list of the other kind. */
+static inline dlb_ort_reading dlb_ort_fill_list(const dlb_ort_api *api,
+                                                const void *info,
+                                                const dlb_ort_scalar *scalar,
+                                                dlb_ort_list *list) {
+    const char *name = scalar->name;
+    size_t ints = 0, floats = 0;
+    int64_t integer;
+    float number;
+    int has_ints = dlb_ort_is_ok(
+        api, api->KernelInfoGetAttributeArray_int64(info, name, NULL, &ints));
+    int has_floats = dlb_ort_is_ok(
+        api, api->KernelInfoGetAttributeArray_float(info, name, NULL, &floats));
+    if (ints > DLB_ORT_LISTED || floats > DLB_ORT_LISTED)
+        return DLB_ORT_OTHER_LENGTH;
+    if (ints + floats > 0)
+        return dlb_ort_read_array(api, info, scalar, ints, floats, list);
+    char *text = dlb_ort_read_text(api, info, name);
+    if (text != NULL) {
+        dlb_ort_reading found = scalar->kind == DLB_FLOATS
+                                    ? dlb_ort_read_doubles(text, list)
+                                    : DLB_ORT_OTHER_KIND;
+        free(text);
+        return found;
+    }
+    if (dlb_ort_is_ok(api, api->KernelInfoGetAttribute_int64(info, name, &integer)) ||
+        dlb_ort_is_ok(api, api->KernelInfoGetAttribute_float(info, name, &number)))
+        return DLB_ORT_OTHER_KIND;
+    return has_ints || has_floats ? DLB_ORT_READ : DLB_ORT_ABSENT;
+}
+
+static inline dlb_ort_reading dlb_ort_read_listed(const dlb_ort_api *api,
+                                                  const void *info,
+                                                  const dlb_ort_scalar *scalar,
+                                                  dlb_scalar *value,
+                                                  dlb_ort_list **list) {
+    *list = dlb_ort_make_list(scalar->kind, value);
+    dlb_ort_reading found = *list == NULL ? DLB_ORT_OTHER_KIND
+                                          : dlb_ort_fill_list(api, info, scalar, *list);
+    if (found == DLB_ORT_ABSENT)
+        *value = scalar->value;
+    else if (found == DLB_ORT_READ && scalar->length >= 0 &&
+             (*list)->list.count != scalar->length)
+        found = DLB_ORT_OTHER_LENGTH;
+    return found;
+}
+
 static inline void dlb_ort_destroy(void *state) {
     dlb_ort_node *node = (dlb_ort_node *)state;
-    for (int i = 0; i < DLB_ORT_SCALARS; i++)
+    for (int i = 0; i < DLB_ORT_SCALARS; i++) {
         free(node->texts[i]);
+        free(node->lists[i]);
+    }
     free(node);
 }
 
 static inline void *dlb_ort_refuse_attribute(const dlb_ort_op *op,
                                              const dlb_ort_scalar *scalar,
                                              const char *problem) {
-    static const char *const kinds[] = {"none", "int", "float", "string"};
-    char text[DLB_ORT_TEXT];
-    snprintf(text, sizeof text,
-             "%s: attribute '%s' %s; the kernel takes a scalar of kind %s",
-             op->kernel->qualified, scalar->name, problem, kinds[scalar->kind]);
+    static const char *const kinds[] = {"none",   "int",   "float",
+                                        "string", "int[]", "float[]"};
+    char text[DLB_ORT_TEXT], length[16] = "";
+    if (scalar->length >= 0)
+        snprintf(length, sizeof length, " of %d", scalar->length);
+    snprintf(text, sizeof text, "%s: attribute '%s' %s; the kernel takes %s %s%s",
+             op->kernel->qualified, scalar->name, problem,
+             scalar->kind < DLB_INTS ? "a scalar of kind" : "a list,",
+             kinds[scalar->kind], length);
     return op->api->CreateStatus(DLB_ORT_INVALID_ARGUMENT, text);
+}
+
+static inline void *dlb_ort_read_value(const dlb_ort_op *op, dlb_ort_node *node,
+                                       const void *info, int i) {
+    const dlb_ort_scalar *scalar = &op->kernel->scalars[i];
+    dlb_scalar *value = &node->scalars[i];
+    dlb_ort_reading found = DLB_ORT_READ;
+    if (scalar->kind == DLB_INTS || scalar->kind == DLB_FLOATS)
+        found = dlb_ort_read_listed(op->api, info, scalar, value, &node->lists[i]);
+    else if (!dlb_ort_read_attribute(op->api, info, scalar, value, &node->texts[i]))
+        found = DLB_ORT_OTHER_KIND;
+    if (found == DLB_ORT_OTHER_KIND)
+        return dlb_ort_refuse_attribute(op, scalar, "is of another kind");
+    if (found == DLB_ORT_OTHER_LENGTH)
+        return dlb_ort_refuse_attribute(op, scalar, "has another number of elements");
+    if (scalar->is_required && value->kind == DLB_NONE)
+        return dlb_ort_refuse_attribute(op, scalar, "is missing");
+    return NULL;
 }
 
 static inline void *dlb_ort_create(const dlb_ort_op *op, const void *table,
@@ -1078,14 +1294,8 @@ static inline void *dlb_ort_create(const dlb_ort_op *op, const void *table,
     if (node == NULL)
         return op->api->CreateStatus(DLB_ORT_FAIL, "out of memory");
     node->op = op;
-    for (int i = 0; problem == NULL && i < kernel->scalar_count; i++) {
-        const dlb_ort_scalar *scalar = &kernel->scalars[i];
-        if (!dlb_ort_read_attribute(op->api, info, scalar, &node->scalars[i],
-                                    &node->texts[i]))
-            problem = dlb_ort_refuse_attribute(op, scalar, "is of another kind");
-        else if (scalar->is_required && node->scalars[i].kind == DLB_NONE)
-            problem = dlb_ort_refuse_attribute(op, scalar, "is missing");
-    }
+    for (int i = 0; problem == NULL && i < kernel->scalar_count; i++)
+        problem = dlb_ort_read_value(op, node, info, i);
     if (problem != NULL)
         dlb_ort_destroy(node);
     else
@@ -1360,21 +1570,37 @@ static inline int dlb_ort_mismatch(dlb_ort_call *call, int index) {
     return 0;
 }
 
+static inline int dlb_ort_is_extent(dlb_ort_call *call, const dlb_ort_scalar *scalar,
+                                    int64_t value) {
+    if (value < 0)
+        snprintf(call->error, sizeof call->error,
+                 "attribute '%s' is a dimension: it cannot be %lld", scalar->name,
+                 (long long)value);
+    return value >= 0;
+}
+
+static inline int dlb_ort_bind_pack(dlb_ort_call *call, const dlb_ort_scalar *scalar,
+                                    const dlb_list *list) {
+    for (int64_t i = 0; i < list->count; i++)
+        if (!dlb_ort_is_extent(call, scalar, list->ints[i]))
+            return 0;
+    return dlb_ort_match_pack(scalar->pack, (int)list->count, list->ints, &call->bound);
+}
+
 static inline int dlb_ort_bind_sizes(dlb_ort_call *call, const dlb_ort_node *node) {
     const dlb_ort_operator *kernel = call->op->kernel;
     for (int i = 0; i < kernel->scalar_count; i++) {
-        int name = kernel->scalars[i].size;
-        int64_t value = node->scalars[i].value.i;
-        if (name < 0)
-            continue;
-        if (value < 0) {
-            snprintf(call->error, sizeof call->error,
-                     "attribute '%s' is a dimension: it cannot be %lld",
-                     kernel->scalars[i].name, (long long)value);
+        const dlb_ort_scalar *scalar = &kernel->scalars[i];
+        const dlb_scalar *value = &node->scalars[i];
+        if (scalar->pack >= 0 && value->kind == DLB_INTS &&
+            !dlb_ort_bind_pack(call, scalar, value->value.list))
             return 0;
-        }
-        call->bound.has_name |= DLB_ORT_BIT_(name);
-        call->bound.names[name] = value;
+        if (scalar->size < 0)
+            continue;
+        if (!dlb_ort_is_extent(call, scalar, value->value.i))
+            return 0;
+        call->bound.has_name |= DLB_ORT_BIT_(scalar->size);
+        call->bound.names[scalar->size] = value->value.i;
     }
     return 1;
 }

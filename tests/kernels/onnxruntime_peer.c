@@ -24,9 +24,19 @@ static void add(writer *out, const char *format, ...) {
     }
 }
 
+static void add_list(writer *out, const dlb_list *list) {
+    add(out, "list");
+    for (int64_t i = 0; i < list->count; i++)
+        if (list->ints != NULL)
+            add(out, " %lld", (long long)list->ints[i]);
+        else
+            add(out, " %.17g", list->floats[i]);
+    add(out, "\n");
+}
+
 static void add_scalar(writer *out, const dlb_ort_scalar *scalar) {
-    add(out, "scalar %s %d %d %d ", scalar->name, (int)scalar->kind,
-        scalar->is_required, scalar->size >= 0);
+    add(out, "scalar %s %d %d %d %d ", scalar->name, (int)scalar->kind, scalar->length,
+        scalar->is_required, scalar->size >= 0 || scalar->pack >= 0);
     switch (scalar->value.kind) {
     case DLB_INT:
         add(out, "int %lld\n", (long long)scalar->value.value.i);
@@ -36,6 +46,10 @@ static void add_scalar(writer *out, const dlb_ort_scalar *scalar) {
         break;
     case DLB_STRING:
         add(out, "str %s\n", scalar->value.value.s);
+        break;
+    case DLB_INTS:
+    case DLB_FLOATS:
+        add_list(out, scalar->value.value.list);
         break;
     default:
         add(out, "none\n");
@@ -53,11 +67,25 @@ static void add_tensor(writer *out, const dlb_ort_operator *made, int place) {
     add(out, "\n");
 }
 
+/* A value of a call: a number, or how many a list has and then these. */
+static const int64_t *take_value(const dlb_ort_scalar *scalar, const int64_t *values,
+                                 dlb_scalar *value, dlb_list *list) {
+    value->kind = scalar->kind;
+    value->value.i = *values;
+    if (scalar->kind != DLB_INTS && scalar->kind != DLB_FLOATS)
+        return values + 1;
+    list->count = *values;
+    list->ints = values + 1;
+    value->value.list = list;
+    return values + 1 + *values;
+}
+
 /* The shapes of a call, -1 for the rank of a tensor that is left out. */
 static void add_call(writer *out, const dlb_ort_operator *made, const int *ndims,
                      int64_t *dims, const int64_t *sizes) {
     static dlb_ort_call call;
     static dlb_ort_node node;
+    dlb_list lists[DLB_ORT_SCALARS];
     dlb_ort_op op;
     memset(&op, 0, sizeof op);
     memset(&node, 0, sizeof node);
@@ -65,7 +93,7 @@ static void add_call(writer *out, const dlb_ort_operator *made, const int *ndims
     op.kernel = made;
     call.op = &op;
     for (int i = 0; i < made->scalar_count; i++)
-        node.scalars[i].value.i = sizes[i];
+        sizes = take_value(&made->scalars[i], sizes, &node.scalars[i], &lists[i]);
     for (int i = 0; i < made->input_count; i++) {
         call.tensors[i].ndim = ndims[i];
         call.tensors[i].shape = dims;

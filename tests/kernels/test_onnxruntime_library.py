@@ -32,7 +32,7 @@ from dlbridge.kernels.schema import LIST_KINDS, Described, Schema
 
 HERE = Path(__file__).resolve().parent
 NUMBERS = {triple: number for number, triple in ELEMENT_TYPES.items() if triple[1] >= 8}
-KINDS = {"int": 1, "bool": 1, "float": 2, "str": 3}
+KINDS = {"int": 1, "bool": 1, "float": 2, "str": 3, "int[]": 4, "float[]": 5}
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror")
 
 
@@ -72,7 +72,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Any:
             text.encode(),
             (ctypes.c_int * 32)(*ndims),
             (ctypes.c_int64 * max(len(dims), 1))(*dims),
-            (ctypes.c_int64 * 16)(*sizes),
+            (ctypes.c_int64 * (len(sizes) + 1))(*sizes),
             room,
             ctypes.c_size_t(len(room)),
         )
@@ -83,8 +83,6 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def why_not(schema: Schema) -> str:
     """Return a part of why no model can have a schema's operator, or ""."""
-    if any(part.kind in LIST_KINDS for part in schema.scalars):
-        return "is a (list of numbers|dtype)"  # whichever comes first
     if any(part.kind == "dtype" for part in schema.scalars):
         return "is a dtype"
     if any(part.optional and part.mutated for part in schema.tensors):
@@ -104,10 +102,11 @@ def element_types(dtypes: Sequence[Any]) -> list[int]:
 
 def described(schema: Schema) -> list[str]:
     """Return what the peer has to write of an operator's arguments and results."""
-    sizes = {place for place, _ in schema.sizes}
+    sizes = {place for place, _ in (*schema.sizes, *schema.spread)}
     lines = []
     for place, part in enumerate(schema.scalars):
-        head = f"scalar {part.name} {KINDS[part.kind]} {int(not part.optional)} "
+        length = -1 if part.length is None else part.length
+        head = f"scalar {part.name} {KINDS[part.kind]} {length} {int(not part.optional)} "
         lines.append(f"{head}{int(place in sizes)} {literal(part.kind, part.default)}")
     variables = {part.variable: number for number, part in enumerate(schema.dtypes)}
     for part in (*schema.tensors, *schema.results):
@@ -120,6 +119,8 @@ def described(schema: Schema) -> list[str]:
 def literal(kind: str, value: Any) -> str:
     if value is None or repr(value) == "MISSING":
         return "none"
+    if isinstance(value, tuple):
+        return " ".join(["list", *[literal(kind[:-2], each).split()[1] for each in value]])
     if kind == "float":
         return f"float {'-' if np.signbit(value) and value != value else ''}{value:.17g}"
     return f"{'str' if kind == 'str' else 'int'} {value if kind == 'str' else int(value)}"
@@ -140,7 +141,14 @@ def test_schemas_and_shapes_are_read_as_by_python(call: Any, read: Any) -> None:
     """Arguments, defaults, dtypes; which shapes fit; the shapes of results."""
     schema, tensors, values = call
     shapes = [None if each is None else each.shape for each in tensors]
-    sizes = [value if isinstance(value, int) else 0 for value in values]
+    sizes: list[int] = []
+    for part, value in zip(schema.scalars, values, strict=True):
+        if part.kind in LIST_KINDS:  # those of floats, and None, stand for nothing
+            sizes += (
+                [len(value), *value] if isinstance(value, tuple) and part.kind == "int[]" else [0]
+            )
+        else:
+            sizes.append(value if isinstance(value, int) else 0)
     name, *lines = read(str(schema), shapes, sizes)
     assert name == f"name {schema.namespace} {schema.name}"
     why = why_not(schema)
@@ -204,6 +212,14 @@ class ExpectRefusal:
         ("a::f(x: f32[n] y: f32[n]) -> f32[n]", "its schema: ',' or ')' is expected (column 16)"),
         ("a::f(x: f32[n]) -> f32[n] more", "its schema: the end is expected (column 27)"),
         ("a::f(x: f32[n, $]) -> f32[n]", "a character that means nothing there (column 16)"),
+        ("a::f(x: f32[n], a: int[65]) -> f32[n]", "too many numbers"),
+        (f"a::f(x: f32[n], a: int[] = {[1] * 65}) -> f32[n]", "too many numbers"),
+        ("a::f(x: f32[n], a: int[2] = [1]) -> f32[n]", "the default has another number"),
+        ("a::f(x: f32[n], a: int[] = [1.5]) -> f32[n]", "this number is none of this kind"),
+        ("a::f(x: f32[n], a: int[] = [None]) -> f32[n]", "a number is expected"),
+        ("a::f(x: f32[n], a: int[] = 3) -> f32[n]", "the default of a list stands in brackets"),
+        ("a::f(x: f32[n], a: int[] = [1 2]) -> f32[n]", "',' or ']' is expected"),
+        (f"a::f({', '.join(f'a{i}: int[]' for i in range(9))}) -> f32[1]", "too many scalars"),
         ("a::f(x: f32[n][]) -> f32[n]", "',' or ')' is expected (column 15)"),
         ("a::f(x: like y) -> f32[1]", "no tensor before it has this name"),
         ("a::f(x: f32[n], *, s: str = 'a", "a string without an end"),
@@ -217,9 +233,6 @@ class ExpectRefusal:
         ("a::f(x: f32[1-2])", "this dimension is no extent"),
         ("a::f(x: c64[n]) -> c64[n]", "a dtype that ONNX Runtime does not have"),
         ("a::f(x: f32x4[n]) -> f32x4[n]", "a dtype that ONNX Runtime does not have"),
-        ("a::f(x: f32[n], a: int[]) -> f32[n]", "an argument is a list of numbers"),
-        ("a::f(x: f32[n], a: float [ 2 ]?) -> f32[n]", "an argument is a list of numbers"),
-        ("a::f(x: f32[n], a: int[] = [1, 2]) -> f32[n]", "an argument is a list of numbers"),
     ],
 )
 def test_what_no_model_can_have_is_said(text: str, why: str, read: Any) -> None:
@@ -271,6 +284,12 @@ SCHEMAS = {
         "count: int = -7, rest: float? = None, large: float = inf) -> f32[n]"
     ),
     "from_sizes": "(*, n: int) -> f32[n]",
+    "listed": (
+        "(x: f32[n], axes: int[]? = [7, -8], pair: int [ 2 ]? = None, *, some: float[] = [], "
+        "w: float[3]? = [0.1, -inf, 2]) -> f32[n]"
+    ),
+    "reshaped": "(x: f32[*b, n], b: int[], rest: int[2]) -> (f32[n, *b], f64[2, *rest])",
+    "no_list": "(x: float[2], y: f32[n]) -> float[2]",
     "none": "(x: f32[0, n]) -> f32[n, 0]",
 }
 EXPORTS = "\n".join(
@@ -304,7 +323,13 @@ static int fill(void *context, DLTensor *t, int n) {
     for (int64_t i = 0; i < call->scalar_count; i++) {
         const dlb_scalar *scalar = &call->scalars[i];
         hash = mix(hash, &scalar->kind, sizeof scalar->kind);
-        if (scalar->kind == DLB_STRING)
+        int64_t count = 0, others = 0;
+        const int64_t *ints = dlb_get_ints(context, (int)i, &count);
+        const double *floats = dlb_get_floats(context, (int)i, &others);
+        if (ints != NULL || floats != NULL) {
+            hash = mix(hash, ints, (size_t)count * sizeof *ints);
+            hash = mix(hash, floats, (size_t)others * sizeof *floats);
+        } else if (scalar->kind == DLB_STRING)
             hash = mix(hash, scalar->value.s, strlen(scalar->value.s));
         else if (scalar->kind != DLB_NONE)
             hash = mix(hash, &scalar->value, sizeof scalar->value);
@@ -457,6 +482,31 @@ CALLS: dict[str, Any] = {
     "one is missing": ("scalars", {"x": ("f4", (3,))}, 1, {}),
     "one is of another kind": ("scalars", {"x": ("f4", (3,))}, 1, {"flag": 1, "count": 0.5}),
     "text that is no number": ("scalars", {"x": ("f4", (3,))}, 1, {"flag": 1, "rest": "much"}),
+    "lists by default": ("listed", {"x": ("f4", (3,))}, 1, {}),
+    "lists": (
+        "listed", {"x": ("f4", (3,))}, 1,
+        {"axes": [-5, 2**62], "pair": [0, 1], "some": [0.5, -1.0], "w": [1, 2, -3]},
+    ),
+    "a list that is text": ("listed", {"x": ("f4", (3,))}, 1, {"some": "0.1, 1e300,-inf"}),
+    "text that is no list": ("listed", {"x": ("f4", (3,))}, 1, {"some": "0.1,"}),
+    "text for integers": ("listed", {"x": ("f4", (3,))}, 1, {"axes": "1"}),
+    "one number for a list": ("listed", {"x": ("f4", (3,))}, 1, {"axes": 1}),
+    "floats for integers": ("listed", {"x": ("f4", (3,))}, 1, {"axes": [1.0]}),
+    "a list of another length": ("listed", {"x": ("f4", (3,))}, 1, {"pair": [1]}),
+    "too long a list": ("listed", {"x": ("f4", (3,))}, 1, {"axes": range(65)}),
+    "a list that is a shape": (
+        "reshaped", {"x": ("f4", (2, 1, 3))}, 2, {"b": [2, 1], "rest": [0, 4]}
+    ),
+    "a list that is another shape": (
+        "reshaped", {"x": ("f4", (2, 1, 3))}, 2, {"b": [2, 2], "rest": [1, 4]}
+    ),
+    "a negative extent in a list": (
+        "reshaped", {"x": ("f4", (2, 1, 3))}, 2, {"b": [2, 1], "rest": [1, -1]}
+    ),
+    "a list is missing": ("reshaped", {"x": ("f4", (2, 1, 3))}, 2, {"b": [2, 1]}),
+    "what looks like a list": (
+        "no_list", {"x": ("f8", (2,)), "y": ("f4", (3,))}, 1, {}
+    ),
     "no inputs": ("from_sizes", {}, 1, {"n": 4}),
     "no elements either": ("none", {"x": ("f4", (0, 3))}, 1, {}),
     "pointers": ("pointers", {"x": ("f4", (1,)), "y": ("f4", (1,))}, 1, {}),
@@ -465,6 +515,13 @@ CALLS: dict[str, Any] = {
     "too few dimensions": (
         "written", {"x": ("f4", (3,)), "y": ("f4", (3,)), "z": ("i4", (3,))}, 3, {}
     ),
+}  # fmt: skip
+REFUSED = {
+    "solved, and it does not fit", "an expression that differs", "a negative size", "another shape",
+    "one is missing", "one is of another kind", "text that is no number", "text that is no list",
+    "text for integers", "one number for a list", "floats for integers", "a list of another length",
+    "too long a list", "a list that is another shape", "a negative extent in a list",
+    "a list is missing", "a failure", "a dtype that the schema lacks", "too few dimensions",
 }  # fmt: skip
 
 
@@ -516,12 +573,14 @@ def test_a_session_gives_what_it_gives_with_the_operators_of_python(
     feeds = values_for(inputs)
     by_itself = result_of(data, feeds, library, by_python=False)
     assert by_itself == result_of(data, feeds, library, by_python=True)
+    assert (by_itself == "refused") is (what in REFUSED), by_itself
 
 
 def test_errors_are_in_the_words_of_the_kernel_and_of_the_schema(library: Path) -> None:
     def said(name: str, *shapes: Any, **attributes: Any) -> str:
         inputs = {f"x{place}": (1, shape) for place, shape in enumerate(shapes)}
-        data = onnx_of(name, inputs, 3 if name == "written" else 1, DOMAIN, **attributes)
+        outputs = {"written": 3, "reshaped": 2}.get(name, 1)
+        data = onnx_of(name, inputs, outputs, DOMAIN, **attributes)
         feeds = {key: np.full(shape, 9, "f4") for key, (_, shape) in inputs.items()}
         with pytest.raises(Exception, match=f"{DOMAIN}::{name}") as refused:
             session_of(data, library).run(None, feeds)
@@ -533,6 +592,10 @@ def test_errors_are_in_the_words_of_the_kernel_and_of_the_schema(library: Path) 
     assert "argument 'x': expected float[..., 2*n], got the shape [2, 3]" in text
     assert "attribute 'flag' is missing" in said("scalars", (2,))
     assert "attribute 'count' is of another kind" in said("scalars", (2,), flag=1, count=1.5)
+    assert "attribute 'pair' has another number of elements" in said("listed", (2,), pair=[1])
+    assert "the kernel takes a list, float[] of 3" in said("listed", (2,), w=[1.0])
+    text = said("reshaped", (1, 2), b=[-1], rest=[1, 1])
+    assert "attribute 'b' is a dimension: it cannot be -1" in text
     assert "is no operator of ONNX Runtime: only dlbridge calls its C sig" in said("raw", (2,))
     assert "is no operator of ONNX Runtime: its schema: an argument is a" in said("typed", (2,))
 
