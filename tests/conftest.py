@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.ring = "all"
         # Before TensorFlow is imported: on some processors these operations return wrong shapes.
         os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    with suppress(ImportError):  # a process ends that imports it after TensorFlow: docs/peers.md
+        importlib.import_module("triton")
     ring = config.getoption("ring")
     os.environ["DLBRIDGE_TESTS_RING"] = (
         "fast" if ring == "fast" else "all"

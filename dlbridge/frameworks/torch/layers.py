@@ -642,7 +642,8 @@ def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int
     return _numbered(chosen), found.size, _describe_outcome(model, outcome)
 
 
-torch.compiler.assume_constant_result(_plan)
+# As torch.compiler.assume_constant_result does, which would import Dynamo, and with it Triton.
+_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _TENSOR = object()  # stands for one
 
