@@ -462,6 +462,26 @@ def is_installed(name: str) -> bool:
     return module in sys.modules or find_spec(module.partition(".")[0]) is not None
 
 
+def require_importable(module: str, call: str) -> None:
+    """Refuse to import a module now where that would end the process.
+
+    Args:
+        module: a top-level module that `not_before` of some framework names.
+        call: what needs it, for the text.
+
+    Raises:
+        ArgumentError: a framework is imported after which it crashes, and it is not.
+    """
+    if module in sys.modules or find_spec(module) is None:
+        return
+    for row in registry.rows():
+        if any(map(registry.is_loaded, row.roots)) and module in adapter(row.name).not_before:
+            raise ArgumentError(
+                f"{call} imports {module}, which ends the process once {row.name} is imported; "
+                f"import {module} before {row.name}"
+            )
+
+
 def adapter_of_type(cls: type) -> Framework | None:
     """Return the adapter that recognises `cls` or the nearest of its bases, or None."""
     number = id(cls)

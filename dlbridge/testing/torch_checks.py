@@ -9,6 +9,7 @@ import torch
 
 from dlbridge._core import native
 from dlbridge.dtype import DType
+from dlbridge.exchange.adapter import require_importable
 from dlbridge.testing import samples
 from dlbridge.testing.checking import Inapplicable, Subject
 
@@ -38,6 +39,7 @@ def _own_dtype(value: Any) -> Any:
 
 def check_compile(subject: Subject) -> None:
     """torch.compile(fullgraph=True), by the compiler of graphs alone: no C++ compiler is needed."""
+    require_importable("triton", "check_kernel: torch.compile")
     torch.compiler.reset()
     function = torch.compile(
         subject.sample.function(subject.call), fullgraph=True, backend="aot_eager"
@@ -49,6 +51,7 @@ def check_export(subject: Subject) -> None:
     """torch.export, and a call of the exported program."""
     if not subject.recipe.schema.tensors:
         raise Inapplicable("it takes no tensor")
+    require_importable("triton", "check_kernel: torch.export")
     function = subject.sample.function(subject.call)
 
     class Module(torch.nn.Module):  # type: ignore[misc]

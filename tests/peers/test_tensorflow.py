@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,36 @@ def test_triton_has_to_be_imported_first(run_python: Callable[..., Any]) -> None
     """Both have an LLVM of their own, whose options are the process's."""
     assert run_python("import tensorflow, triton").returncode == -signal.SIGABRT
     run_python("import triton, tensorflow").check()
+
+
+def test_nothing_imports_triton_after_tensorflow(
+    run_python: Callable[..., Any], tmp_path: Path
+) -> None:
+    """An exchange or a layer has no need of it; what has is refused, as it would end the process."""
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    if find_spec("triton") is None:  # a module that ends the process as well
+        (tmp_path / "triton.py").write_text("import os\nos.abort()\n")
+    run_python(
+        """
+        import sys, tensorflow, torch, jax.numpy as jnp, dlbridge
+        sys.path.append(sys.argv[1])
+        tensor = torch.ones(2, 3)
+        dlbridge.to_tensorflow(tensor)
+        scale = {"w": jnp.ones(3)}
+        layer = dlbridge.bridge(lambda p, x: jnp.tanh(x) * p["w"], to="torch", params=scale)
+        layer(tensor).sum().backward()
+        function, parameters = dlbridge.bridge(torch.nn.Linear(3, 3), to="jax")
+        try:
+            function(parameters, jnp.ones((2, 3)))
+        except dlbridge.ArgumentError as error:
+            assert "import triton before tensorflow" in str(error), error
+        else:
+            raise AssertionError("fake tensors were made")
+        assert "triton" not in sys.modules
+        """,
+        tmp_path,
+    ).check()
 
 
 def test_narrow_dtypes_go_to_tensorflow_where_its_constructor_is_another(

@@ -11,6 +11,7 @@ import torch
 
 from dlbridge.execution.backend import Backend, converting_mover, device_object
 from dlbridge.execution.plan import Body
+from dlbridge.exchange.adapter import require_importable
 from dlbridge.frameworks.torch import internals
 from dlbridge.proto.datatypes import DataType
 
@@ -65,6 +66,7 @@ class _Torch(Backend):
 
     def compile(self, body: Body, count: int, device: Any) -> Callable[..., Any]:
         """Compile with NumPy arrays that torch can trace: of read-only ones it refuses views."""
+        require_importable("triton", "Session: torch.compile")
         body.constants = [(number, _traceable(value)) for number, value in body.constants]
         compiled: Callable[..., Any] = torch.compile(
             lambda *values: body(values[:count], values[count:])

@@ -25,6 +25,7 @@ from dlbridge import registry
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import trees
+from dlbridge.exchange.adapter import require_importable
 
 Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 Form = tuple[tuple[int, ...], DType]
@@ -101,8 +102,10 @@ class Module:
             rebuild: makes the arguments of the module of these tensors.
 
         Raises:
-            ArgumentError: what the module does depends on values.
+            ArgumentError: what the module does depends on values, or torch cannot import what it
+                needs for fake tensors.
         """
+        require_importable("triton", f"bridge: {self.name}: torch, for fake tensors,")
         with FakeTensorMode(), torch.no_grad():
             operands = [
                 torch.empty(shape, dtype=dtype.to("torch"), device=self.platform)
