@@ -38,7 +38,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         dlbridge.errors.ArgumentError: zeros: shape must be positive
         >>> zeros((0,), dtpye="int8")
         Traceback (most recent call last):
-        TypeError: zeros() got an unexpected keyword argument 'dtpye'; did you mean 'dtype'?
+        TypeError: zeros() got an unexpected keyword argument 'dtpye'...id you mean 'dtype'?
     """
     name = function.__qualname__.removesuffix(".__init__")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import ctypes
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -333,8 +334,9 @@ class _Packed(ctypes.Structure):
 
 @pytest.mark.parametrize("x", [_Pair(), (_Pair * 3)(), _Packed(), (_Packed * 3)()])
 def test_ctypes_unions_and_structures_are_no_integers(x: Any) -> None:
-    """The format of their buffer is that of a byte, whatever their size."""
-    assert memoryview(x).format.endswith("B")
+    """The format of their buffer is that of a byte, whatever their size, or of the fields."""
+    if sys.version_info < (3, 13) or isinstance(x, ctypes.Union):
+        assert memoryview(x).format.endswith("B")
     assert "8 bytes" in refused("dtype", from_dlpack, x)
 
 

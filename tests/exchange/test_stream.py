@@ -558,7 +558,8 @@ def test_a_forked_process_is_refused_and_the_parent_goes_on(run_python: Any) -> 
         else:
             os.waitpid(child, 0)
             print(*ahead)
-        """
+        """,
+        PYTHONWARNINGS="ignore::DeprecationWarning",  # Python 3.12's, of forks with threads
     )
     first, refusal, rest = run.stdout.splitlines()
     assert "make a stream in each process" in refusal

@@ -105,7 +105,7 @@ def test_a_parameter_written_before_the_backward_pass_is_refused_as_in_torch(wri
 
 
 def test_a_result_that_the_backward_pass_reads_is_refused_once_it_was_written():
-    module = bridged(lambda _, x: jnp.tanh(x), ())
+    module = bridged(lambda _, x: jnp.exp(x), ())
     outcome = module(X.clone().requires_grad_())
     with torch.no_grad():
         outcome.zero_()

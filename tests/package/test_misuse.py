@@ -152,6 +152,14 @@ def misspell(word: str) -> str:
     return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
 
 
+def shorten(word: str) -> str:
+    """Return a word without its second letter.
+
+    Python 3.13 itself advises on keywords, and does not recognise two swapped letters of a short one.
+    """
+    return word[:1] + word[2:]
+
+
 def refusal(call: Call, args: tuple[Any, ...], keywords: dict[str, Any]) -> str | None:
     """Return what is wrong with the refusal of a call, or None."""
     try:
@@ -198,7 +206,7 @@ def test_a_misspelt_keyword_suggests_the_nearest(call: Call) -> None:
     for name, value in call.keywords.items():
         others = {key: each for key, each in call.keywords.items() if key != name}
         with pytest.raises((TypeError, dlbridge.errors.ArgumentError)) as caught:
-            call.function(*call.args, **others, **{misspell(name): value})
+            call.function(*call.args, **others, **{shorten(name): value})
         text = str(caught.value)
         assert re.match(rf"{call.name}(\(.*\))?[:(]", text), text
         assert re.search(rf"[Dd]id you mean '{name}'\?$", text), text

@@ -43,7 +43,7 @@ def test_a_copy_is_made_by_dlbridge_and_not_left_to_the_producer(consumer: str) 
 
 @pytest.mark.fact(19)
 def test_the_name_of_a_capsule_counts_and_not_the_version_asked_for() -> None:
-    """JAX, TensorFlow and MLX answer a request for version 1.3 with a legacy capsule."""
+    """TensorFlow, MLX and JAX before 0.12 answer a request for version 1.3 with a legacy capsule."""
     import jax
     import tensorflow as tf
 
@@ -54,7 +54,8 @@ def test_the_name_of_a_capsule_counts_and_not_the_version_asked_for() -> None:
         producers.append(mx.ones(3))
     for x in producers:
         lent = Consumer(x.__dlpack__(max_version=(1, 3)))
-        assert not lent.versioned, f"{type(x)} has changed"
+        is_newer = isinstance(x, jax.Array) and jax.__version_info__ >= (0, 12)
+        assert lent.versioned == is_newer, f"{type(x)} has changed"
         lent.release()
         assert dlbridge.to_numpy(x).tolist() == [1, 1, 1]
         if has("pyarrow"):  # takes versioned capsules only

@@ -60,7 +60,8 @@ def test_every_deleter_is_called_exactly_once(consumer: str, device: int) -> Non
     try:
         result = convert(producer, consumer)
         del result
-    except ExchangeError:
-        pass
+    except ExchangeError as error:
+        if "has no stream on" in str(error):  # torch with CUDA, and no GPU: nothing was lent
+            return
     assert producer.loans
     assert settles(lambda: all(loan.deleted == 1 for loan in producer.loans))

@@ -261,11 +261,19 @@ class Torch(Framework):
         return proving.prove()
 
     def stream(self, device: int) -> int:
-        """Return torch's current stream on a CUDA device."""
+        """Return torch's current stream on a CUDA device.
+
+        Raises:
+            ExchangeError: reason "device", torch is built for CUDA and finds no such device.
+        """
         torch = self.import_module()
-        if hasattr(torch.Tensor, _TABLE):
-            return super().stream(device)
-        return as_stream(torch.cuda.current_stream(device))
+        try:
+            if hasattr(torch.Tensor, _TABLE):
+                return super().stream(device)
+            return as_stream(torch.cuda.current_stream(device))
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).partition("\n")[0]
+            raise ExchangeError("device", f"torch has no stream on cuda:{device}: {why}") from error
 
     def cuda_allocator(self) -> Allocator:
         return TorchAllocator()

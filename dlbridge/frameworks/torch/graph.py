@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from dlbridge.exchange.adapter import require_importable
 from dlbridge.execution.backend import Backend, converting_mover, device_object
 from dlbridge.execution.plan import Body
-from dlbridge.exchange.adapter import require_importable
 from dlbridge.frameworks.torch import internals
 from dlbridge.proto.datatypes import DataType
 

@@ -23,11 +23,12 @@ from dlbridge.graph.ops.windows import Axis
 
 _FUNCTIONS = {
     "Rsqrt": lax.rsqrt,
+    # NaN at 0, as at the negative integers: JAX has an infinity there from 0.12 on.
+    "Digamma": lambda x: jnp.where(x == 0, jnp.nan, lax.digamma(x)),
     "Erf": lax.erf,
     "Erfc": lax.erfc,
     "Erfinv": lax.erf_inv,
     "Lgamma": lax.lgamma,
-    "Digamma": lax.digamma,
     "Ndtri": jax.scipy.special.ndtri,
     "PopulationCount": lambda x: lax.population_count(x).astype(jnp.uint8),
 }
