@@ -155,7 +155,7 @@ def misspell(word: str) -> str:
 def shorten(word: str) -> str:
     """Return a word without its second letter.
 
-    Python 3.13 itself advises on keywords, and does not recognise two swapped letters of a short one.
+    Python 3.13 itself advises on keywords, but not where a short one has two letters swapped.
     """
     return word[:1] + word[2:]
 

@@ -43,7 +43,7 @@ def test_a_copy_is_made_by_dlbridge_and_not_left_to_the_producer(consumer: str) 
 
 @pytest.mark.fact(19)
 def test_the_name_of_a_capsule_counts_and_not_the_version_asked_for() -> None:
-    """TensorFlow, MLX and JAX before 0.12 answer a request for version 1.3 with a legacy capsule."""
+    """TensorFlow, MLX and JAX before 0.12 answer a request for 1.3 with a legacy capsule."""
     import jax
     import tensorflow as tf
 

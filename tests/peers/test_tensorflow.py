@@ -288,7 +288,7 @@ def test_triton_has_to_be_imported_first(run_python: Callable[..., Any]) -> None
 def test_nothing_imports_triton_after_tensorflow(
     run_python: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """An exchange or a layer has no need of it; what has is refused, as it would end the process."""
+    """An exchange or a layer has no need of it; what has would end the process, and is refused."""
     pytest.importorskip("torch")
     pytest.importorskip("jax")
     if find_spec("triton") is None:  # a module that ends the process as well
