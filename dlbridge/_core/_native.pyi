@@ -561,6 +561,23 @@ def torch_stream(device: int, /) -> int:
     """The number of torch's current stream on a CUDA device; 0: unknown."""
 
 def torch_direct_close() -> None: ...
+def torch_questions(
+    types: tuple[type, type],
+    table: object,
+    functions: tuple[Callable[..., Any] | None, ...],
+    forward_levels: dict[str, Any],
+    dtypes: frozenset[Any],
+    made: dict[tuple[int, int, int], Any],
+    samples: tuple[Any, Any],
+    /,
+) -> bool:
+    """What torch is asked by where its inside is not proved, and samples to learn from: a plain
+    tensor, and one of inference mode. In a thread without modes. False: plain tensors cannot be
+    told apart."""
+
+def torch_questions_close(calls: bool, /) -> None:
+    """Where `calls` is true, kernels are not called by what torch answers."""
+
 def torch_lending_open(own: Any, foreign: Any, part: Any, /) -> bool: ...
 def torch_lending_close() -> None: ...
 def torch_lend(tensor: Any, /) -> TensorBase | None: ...

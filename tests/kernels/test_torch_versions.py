@@ -268,6 +268,235 @@ def test_on_another_version_kernels_take_the_general_path(run_python: Callable[.
     assert run_python(code).check().strip() == "done"
 
 
+# Kernels in C, and a function that tells which functions of Python a call enters.
+KERNELS_IN_C = """
+    import sys
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    DOUBLE = r'''
+    #include "dlbridge_kernel.h"
+
+    int twice(void *context, DLTensor *tensors, int count) {
+        const float *x = tensors[0].data;
+        float *y = tensors[count - 1].data;
+        for (int64_t i = 0; i < tensors[0].shape[0]; i++)
+            y[i] = 2 * x[i * tensors[0].strides[0]];
+        return 0;
+    }
+    '''
+    twice = dlbridge.compile_c(DOUBLE, "twice", "versions::twice(x: f32[n]) -> f32[n]")
+    fill = dlbridge.compile_c(DOUBLE, "twice", "versions::fill(x: f32[n], y!: f32[n])")
+    bare = dlbridge.compile_c(DOUBLE, "twice")
+    twice(torch.ones(2))
+
+    def entered(function):
+        names = set()
+        sys.setprofile(lambda frame, event, _: event == "call" and names.add(frame.f_code.co_name))
+        try:
+            result = function()
+        finally:
+            sys.setprofile(None)
+        return result, names - {"<lambda>"}
+"""
+
+
+@pytest.mark.preloaded("torch")
+def test_on_another_version_kernels_of_plain_tensors_are_called_in_c(
+    run_python: Callable[..., Any],
+) -> None:
+    """Of Python's functions only those are entered that count versions, and who has a storage."""
+    code = (
+        OTHER_VERSION
+        + KERNELS_IN_C
+        + """
+    x, y = torch.arange(3.0), torch.empty(3)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    function = twice.torch  # which makes the operator
+    for _ in range(2):  # the second call is as the first was
+        made, names = entered(lambda: twice(x))
+        assert not names and made.tolist() == [0, 2, 4], names
+        assert type(made) is torch.Tensor and not made.requires_grad and made._version == 0
+        made, names = entered(lambda: function(x[:2]))
+        assert not names and made.tolist() == [0, 2], names
+        with torch.no_grad():
+            made, names = entered(lambda: twice(parameter))
+        assert not names and made.tolist() == [2, 2, 2] and not made.requires_grad, names
+        for call in (lambda: fill(x, y), lambda: bare(x, y), lambda: twice(x, out=y)):
+            before = y.zero_()._version
+            result, names = entered(call)
+            assert names <= {"increment_version"}, names
+            assert y._version > before and y.tolist() == [0, 2, 4]
+            assert result is None or result is y
+        large = torch.ones(1 << 16)  # the kernel runs without the GIL
+        made, names = entered(lambda: twice(large))
+        assert names <= {"hold", "_memory_of"} and made.sum() == 1 << 17, names
+    try:
+        large.resize_(1 << 20)
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError("the memory of a kernel was moved")
+    strided = torch.arange(6.0)[::2]
+    assert twice(strided).tolist() == [0, 4, 8]
+    assert torch.ops.versions.twice(x).tolist() == [0, 2, 4]
+    for call in (lambda: torch.ops.versions.twice.out(x, y), lambda: torch.ops.versions.fill(x, y)):
+        before = y.zero_()._version
+        call()
+        assert y._version > before and y.tolist() == [0, 2, 4]
+    print("done")
+    """
+    )
+    assert run_python(code).check().strip() == "done"
+
+
+@pytest.mark.preloaded("torch")
+@pytest.mark.timeout(180)
+def test_on_another_version_what_is_not_plain_is_left_to_torch(
+    run_python: Callable[..., Any],
+) -> None:
+    """Gradients, tangents, modes, transforms, lazy values and what has no memory."""
+    code = (
+        OTHER_VERSION
+        + KERNELS_IN_C
+        + """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.autograd import forward_ad
+    from dlbridge.errors import DLBridgeError
+
+    def reason_of(function):
+        try:
+            function()
+        except DLBridgeError as error:
+            return error.reason
+
+    allows = native.torch_direct_allows
+    x = torch.arange(3.0)
+    assert allows(x) and allows(x[1:]) and allows(torch.ones(2).bool())
+
+    schema = "versions::own(x: f32[n]) -> f32[n]"
+    own = dlbridge.compile_c(DOUBLE, "twice", schema, vjp=lambda grad: 2 * grad)
+    wanting = torch.ones(3, requires_grad=True)
+    assert not allows(wanting)
+    for call in (own, torch.ops.versions.own):
+        wanting.grad = None
+        call(wanting).sum().backward()
+        assert wanting.grad.tolist() == [2, 2, 2]
+    assert twice(wanting).requires_grad
+    assert reason_of(lambda: fill(x, wanting)) == "requires_grad"
+    assert reason_of(lambda: fill(wanting, torch.ones(3))) == "requires_grad"
+    for call in (own, torch.ops.versions.own):
+        with forward_ad.dual_level():
+            assert not allows(x)
+            made = call(forward_ad.make_dual(x, torch.ones(3)))
+            assert forward_ad.unpack_dual(made).tangent.tolist() == [2, 2, 2]
+        _, tangent = torch.func.jvp(call, (x,), (torch.ones(3),))
+        assert tangent.tolist() == [2, 2, 2]
+        assert torch.func.grad(lambda x: call(x).sum())(x).tolist() == [2, 2, 2]
+        assert torch.func.vmap(call)(torch.ones(2, 3)).tolist() == [[2, 2, 2], [2, 2, 2]]
+    level = torch._C._enter_dual_level()  # as compiled graphs do, which call operators
+    dual = torch._VF._make_dual(x, torch.ones(3), level=level)
+    made = torch._VF._unpack_dual(torch.ops.versions.own(dual), level=level)
+    assert made[1].tolist() == [2, 2, 2]
+    torch._C._exit_dual_level(level=level)
+
+    lazy = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+    assert lazy.is_neg() and not allows(lazy)
+    assert twice(lazy).tolist() == [-4, -8]
+    zero = torch._efficientzerotensor(3)
+    assert not allows(zero) and twice(zero).tolist() == [0, 0, 0]
+
+    with torch.inference_mode():
+        assert not allows(x)
+        inside = twice(x)
+        assert inside.is_inference() and inside.tolist() == [0, 2, 4]
+        fill(x, inside)
+    assert not allows(inside) and twice(inside).tolist() == [0, 4, 8]
+    assert reason_of(lambda: fill(x, inside)) == "readonly"
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Function(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    for mode in (Dispatch(), Function()):
+        seen = []
+        with mode:
+            assert not allows(x)
+            assert twice(x).tolist() == [0, 2, 4]
+        assert any("twice" in each for each in seen), seen
+    with torch.profiler.profile() as profile:
+        twice(x)
+    assert any("versions::twice" in event.key for event in profile.key_averages())
+    traced = torch.jit.trace(lambda x: twice(x) + 1, (x,), check_trace=False)
+    assert "versions::twice" in str(traced.graph)
+    with torch.autocast("cpu"):
+        assert twice(x).tolist() == [0, 2, 4]
+
+    class Sub(torch.Tensor):
+        pass
+
+    sub = x.as_subclass(Sub)
+    assert not allows(sub) and twice(sub).tolist() == [0, 2, 4]
+    with FakeTensorMode() as fake:
+        made = twice(fake.from_tensor(x))
+        assert type(made).__name__ == "FakeTensor" and made.shape == (3,)
+    assert twice(torch.ones(3, device="meta")).device.type == "meta"
+    shrunk = torch.ones(64)
+    twice(shrunk)
+    shrunk.untyped_storage().resize_(4)
+    for _ in range(2):
+        assert reason_of(lambda: twice(shrunk)) == "null_data"
+        assert reason_of(lambda: fill(torch.ones(64), shrunk)) == "null_data"
+    narrow = torch.empty(4, dtype=torch.uint8).view(torch.uint4)
+    takes_bytes = dlbridge.compile_c(DOUBLE, "twice", "versions::bytes(x: u8[n]) -> f32[n]")
+    assert reason_of(lambda: takes_bytes(narrow)) is not None
+    print("done")
+    """
+    )
+    assert run_python(code).check().strip() == "done"
+
+
+@pytest.mark.preloaded("torch")
+def test_on_another_version_a_kernel_sees_no_memory_that_was_replaced(
+    run_python: Callable[..., Any],
+) -> None:
+    """A collection of garbage amid a call may give a tensor another storage: it is asked again."""
+    code = (
+        OTHER_VERSION
+        + KERNELS_IN_C
+        + """
+    import gc
+
+    x, armed = torch.ones(3), []
+
+    def replace(phase, _):
+        if phase == "start" and armed:
+            x.data = armed.pop()
+
+    gc.callbacks.append(replace)
+    usual = gc.get_threshold()
+    for other in (torch.full((3,), 5.0), torch.full((2,), 7.0)):
+        expected = (2 * other).tolist()
+        armed.append(other)
+        gc.set_threshold(1)
+        try:
+            made = twice(x)  # collects when the result is made
+        finally:
+            gc.set_threshold(*usual)
+        assert not armed, "nothing was collected"
+        assert made.tolist() == expected == (2 * x).tolist(), made
+    gc.callbacks.clear()
+    print("done")
+    """
+    )
+    assert run_python(code).check().strip() == "done"
+
+
 # ---- proofs of this machine ----------------------------------------------------------------------
 
 UNKNOWN = """

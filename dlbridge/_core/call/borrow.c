@@ -142,10 +142,67 @@ static bool cache_numpy(PyObject *x, dlb_cached_tensor *cached) {
     return PyArray_DESCR((PyArrayObject *)x) == own;
 }
 
-/* ---- torch ---- */
+/* ---- torch ----
+ *
+ * Where its inside is not proved, torch is asked: see torch/questions.c. The memory of
+ * such tensors is looked at again just before the run. */
+
+static bool is_torch(PyObject *x) {
+    return dlb_torch_is_exact(x) || dlb_torch_is_asked(x);
+}
+
+/* Of what `x`, the first tensor, is to be judged by; a thread that is ASKED is still to
+ * be asked. */
+static dlb_torch_thread thread_for(PyObject *x) {
+    return dlb_torch_is_exact(x) ? dlb_torch_thread_state() : DLB_TORCH_ASKED;
+}
+
+static int borrow_asked(dlb_call *call, int index, PyObject *x) {
+    DLTensor *tensor = &call->frame.tensors[index];
+    int fits = dlb_torch_is_asked(x) ? dlb_torch_ask_ordinary(x) : 0;
+    if (fits == 1)
+        fits = dlb_torch_ask_memory(x, tensor) == 0;
+    call->frame.flags[index] = 0;
+    if (fits == 1 && !dlb_copy_dims(tensor, call->dims + call->dim_count,
+                                    DLB_CALL_DIMS - call->dim_count))
+        fits = 0;
+    if (fits == 1) {
+        call->dim_count += 2 * tensor->ndim;
+        fits = dlb_torch_ask_byte(x, tensor);
+    }
+    /* the slow path meets an error again */
+    return fits == 1 ? 0 : dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
+}
+
+/* What costs least comes first; what Python code may have changed since is found just
+ * before the run. New results are as torch.empty makes them. */
+static bool match_asked(dlb_call *call, const dlb_call_cache *cache, int32_t first,
+                        int32_t count) {
+    const dlb_cached_tensor *cached = cache->tensors + first;
+    bool are_new = first > 0 && call->made_count > 0;
+    for (int32_t i = first; i < first + count; i++, cached++) {
+        DLTensor *tensor = &call->frame.tensors[i];
+        if (!dlb_torch_is_asked(call->objects[i]) ||
+            dlb_torch_ask_memory(call->objects[i], tensor) != 0 ||
+            !matches(cached, tensor) || !same_device(tensor->device, cache->device) ||
+            tensor->data == NULL)
+            return false;
+        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
+        call->frame.flags[i] = 0;
+    }
+    if (first == 0 && dlb_torch_ask_thread() != 1)
+        return false;
+    for (int32_t i = first; !are_new && i < first + count; i++)
+        if (dlb_torch_ask_ordinary(call->objects[i]) != 1 ||
+            dlb_torch_ask_byte(call->objects[i], &call->frame.tensors[i]) != 1)
+            return false;
+    return true;
+}
 
 static int borrow_torch(dlb_call *call, int index, PyObject *x) {
     DLTensor *tensor = &call->frame.tensors[index];
+    if (call->thread == DLB_TORCH_ASKED)
+        return borrow_asked(call, index, x);
     if (!dlb_torch_is_exact(x) || !dlb_torch_is_ordinary(x, call->thread, false))
         return DLB_DECLINED;
     call->frame.flags[index] = 0;
@@ -157,6 +214,8 @@ static int borrow_torch(dlb_call *call, int index, PyObject *x) {
 static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t first,
                         int32_t count) {
     const dlb_cached_tensor *cached = cache->tensors + first;
+    if (call->thread == DLB_TORCH_ASKED)
+        return match_asked(call, cache, first, count);
     for (int32_t i = first; i < first + count; i++, cached++) {
         PyObject *x = call->objects[i];
         DLTensor *tensor = &call->frame.tensors[i];
@@ -170,6 +229,16 @@ static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t fir
         call->frame.flags[i] = 0;
     }
     return true;
+}
+
+/* Who is asked has tensors of the CPU alone. */
+static PyObject *allocate_torch(int32_t ndim, const int64_t *shape, DLDataType dtype,
+                                DLDevice device) {
+    PyObject *made = dlb_torch_allocate(device, ndim, shape, dtype);
+    if (made != NULL || PyErr_Occurred() || !dlb_torch_may_ask() ||
+        device.device_type != kDLCPU)
+        return made;
+    return dlb_torch_ask_empty(ndim, shape, dtype);
 }
 
 /* ---- JAX: inputs only ---- */
@@ -442,7 +511,7 @@ static int meet(PyTypeObject *type) {
 static dlb_family family_of(PyObject *x) {
     if (dlb_is_numpy(x))
         return DLB_FAMILY_NUMPY;
-    if (dlb_torch_is_exact(x))
+    if (is_torch(x))
         return DLB_FAMILY_TORCH;
     if (Py_TYPE(x) == atomic_load_explicit(&jax_array, memory_order_relaxed))
         return DLB_FAMILY_JAX;
@@ -483,9 +552,12 @@ static int choose_family(dlb_call *call, PyObject *x) {
         return DLB_DECLINED;
     call->family = family;
     call->frame.source = families[family].source;
-    if (family == DLB_FAMILY_TORCH)
-        call->thread = dlb_torch_thread_state();
-    return 0;
+    if (family != DLB_FAMILY_TORCH)
+        return 0;
+    call->thread = thread_for(x);
+    if (call->thread != DLB_TORCH_ASKED || dlb_torch_ask_thread() == 1)
+        return 0;
+    return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
 }
 
 int dlb_borrow(dlb_call *call, int index, PyObject *x) {
@@ -518,7 +590,7 @@ int dlb_borrow_to_write(const dlb_call *call, int index) {
         return 0;
     if (call->frame.flags[index] & DLPACK_FLAG_BITMASK_READ_ONLY)
         return DLB_DECLINED;
-    if (call->family != DLB_FAMILY_TORCH)
+    if (call->family != DLB_FAMILY_TORCH || call->thread == DLB_TORCH_ASKED)
         return 0;
     return dlb_torch_is_ordinary(call->objects[index], call->thread, true)
                ? 0
@@ -557,7 +629,7 @@ PyObject *dlb_allocate_result(dlb_family family, int32_t ndim, const int64_t *sh
     case DLB_FAMILY_NUMPY:
         return dlb_numpy_allocate(ndim, shape, dtype);
     case DLB_FAMILY_TORCH:
-        return dlb_torch_allocate(device, ndim, shape, dtype);
+        return allocate_torch(ndim, shape, dtype, device);
     case DLB_FAMILY_OWN:
         return allocate_own(ndim, shape, dtype, device);
     case DLB_FAMILY_CUPY:
@@ -668,7 +740,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
                       dlb_call *call, PyObject *const *tensors, PyObject *out) {
     call->family = cache->family;
     if (call->family == DLB_FAMILY_TORCH)
-        call->thread = dlb_torch_thread_state();
+        call->thread = thread_for(tensors[0]);
     if (match_all(kernel, cache, call, tensors, out)) {
         call->target = cache->target;
         call->holds_gil = cache->holds_gil;
@@ -692,9 +764,10 @@ bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
     if ((call->wanted != DLB_FAMILY_NONE && call->wanted != cache->family) ||
         !has_same_sizes(kernel->signature, cache, call->frame.scalars))
         return false;
-    bool may_run_python = cache->family == DLB_FAMILY_JAX ||
-                          cache->family == DLB_FAMILY_CUPY ||
-                          (cache->result_count > 0 && out == NULL);
+    /* a cache has one tensor or more */
+    bool may_run_python =
+        cache->family == DLB_FAMILY_JAX || cache->family == DLB_FAMILY_CUPY ||
+        dlb_torch_is_asked(tensors[0]) || (cache->result_count > 0 && out == NULL);
     if (!may_run_python)
         return use_cache(kernel, cache, call, tensors, out);
     /* Lending a buffer lets other threads run, and allocating other code: either may

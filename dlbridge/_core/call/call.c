@@ -1,5 +1,6 @@
 /* The direct call of a kernel: arguments, results, the run, what comes back. */
 #include "call/call.h"
+#include "exchange/exchange.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -562,30 +563,53 @@ static inline int run(const dlb_kernel *kernel, const dlb_target *target,
     return status;
 }
 
-/* A kernel that failed may have written all the same; new results have no past. */
-static void bump_versions(const dlb_kernel *kernel, dlb_call *call, bool are_given) {
+/* A kernel that failed may have written all the same; new results have no past. -1: an
+ * exception is set. */
+static int bump_versions(const dlb_kernel *kernel, dlb_call *call, bool are_given) {
     const dlb_frame *frame = &call->frame;
     uint32_t written = dlb_written_inputs(kernel, frame->input_count);
     int32_t count = are_given ? frame->tensor_count : frame->input_count;
-    for (int i = 0; i < count; i++)
-        if (((written >> i & 1) || i >= frame->input_count) &&
-            frame->tensors[i].ndim >= 0)
+    for (int i = 0; i < count; i++) {
+        bool is_written = (written >> i & 1) || i >= frame->input_count;
+        if (!is_written || frame->tensors[i].ndim < 0)
+            continue;
+        if (call->thread != DLB_TORCH_ASKED)
             dlb_torch_bump_version(call->objects[i]);
+        else if (dlb_torch_ask_version(call->objects[i]) < 0)
+            return -1;
+    }
+    return 0;
 }
 
 static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int status,
                         PyObject *out) {
     const dlb_kernel *kernel = self->kernel;
+    int failed = 0;
     if (call->family == DLB_FAMILY_TORCH &&
         (status == 0 || call->frame.error.kind != DLB_ERROR_BUFFER))
-        bump_versions(kernel, call, out != NULL);
-    if (status != 0) {
+        failed = bump_versions(kernel, call, out != NULL);
+    if (status != 0 || failed) {
         Py_XDECREF((PyObject *)call->frame.returned);
-        return dlb_raise(&call->frame.error);
+        if (!failed)
+            return dlb_raise(&call->frame.error);
+        dlb_error_clear(&call->frame.error);
+        return NULL;
     }
     if (call->target == NULL)
         cache_call(self, call);
     return return_results(call, out);
+}
+
+/* As an exchange keeps it. NULL, perhaps with an exception: it cannot be kept. */
+static dlb_buffer *keep_asked(PyObject *x, const DLTensor *tensor) {
+    dlb_view view;
+    int status = dlb_take_for(NULL, true, false, x, &view);
+    if (status != 0)
+        return NULL;
+    if (view.dl.data == tensor->data)
+        return view.buffer;
+    dlb_buffer_drop(view.buffer);
+    return NULL;
 }
 
 /* While the kernel runs without the GIL, another thread may give a tensor of torch
@@ -599,7 +623,9 @@ static int keep_torch_memory(dlb_call *call) {
     for (int32_t i = 0; i < count; i++) {
         if (frame->tensors[i].ndim < 0)
             continue;
-        dlb_buffer *buffer = dlb_torch_keep(call->objects[i], &frame->tensors[i]);
+        dlb_buffer *buffer = call->thread == DLB_TORCH_ASKED
+                                 ? keep_asked(call->objects[i], &frame->tensors[i])
+                                 : dlb_torch_keep(call->objects[i], &frame->tensors[i]);
         if (buffer != NULL)
             call->borrowed[call->borrowed_count++] =
                 (dlb_borrowed){.is_buffer = false, .memory.core = buffer};
@@ -611,9 +637,19 @@ static int keep_torch_memory(dlb_call *call) {
     return 0;
 }
 
-static inline int keep_memory(dlb_call *call) {
-    bool may_change = call->family == DLB_FAMILY_TORCH && !call->holds_gil;
-    return may_change ? keep_torch_memory(call) : 0;
+/* Of torch that was asked: it must still lie where it lay. */
+static int keep_memory(dlb_call *call) {
+    if (call->family != DLB_FAMILY_TORCH)
+        return 0;
+    PyObject *storages[DLB_MAX_TENSORS];
+    int status = call->holds_gil ? 0 : keep_torch_memory(call);
+    if (status != 0 || call->thread != DLB_TORCH_ASKED)
+        return status;
+    int is_unchanged = dlb_torch_is_unchanged(call->objects, call->frame.tensors,
+                                              call->frame.tensor_count, storages);
+    if (is_unchanged == 1)
+        return 0;
+    return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
 }
 
 static inline void start(dlb_call *call, dlb_family wanted) {
@@ -692,7 +728,8 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
     int status = prepare(self, &call, args, count, names, &out);
     if (status == 0 && (out == NULL || call.frame.tensor_count != step_count ||
                         dlb_written_inputs(kernel, call.frame.input_count) != 0 ||
-                        !is_on_host(&call.frame) || !keep_dims(&call)))
+                        call.thread == DLB_TORCH_ASKED || !is_on_host(&call.frame) ||
+                        !keep_dims(&call)))
         status = DLB_DECLINED;
     if (status == 0) {
         if (call.target == NULL)
@@ -706,7 +743,7 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
             if (!PyErr_Occurred())
                 dlb_raise(&call.frame.error);
         }
-        bump_versions(kernel, &call, true);
+        bump_versions(kernel, &call, true); /* not by asking */
     }
     if (call.made_count > 0)
         dlb_drop_results(&call);

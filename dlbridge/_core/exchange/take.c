@@ -124,9 +124,7 @@ static int parse_answer(PyObject *answer, entry_t *made) {
         return made->table ? 0 : -1;
     }
     if (made->kind == TORCH_PUBLIC)
-        return expect_payload(
-            made->payload, 6,
-            "torch_public needs (export, dtypes, layout, is_wrapped, is_traced, hold)");
+        return expect_payload(made->payload, 2, "torch_public needs (export, hold)");
     if (made->kind == CAPSULE)
         return expect_payload(
             made->payload, 6,
@@ -272,80 +270,31 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
 /* ---- torch of a version that is not proved ----
  *
  * What the Python path asks in `_take_memory` of frameworks/torch/__init__.py is asked
- * here, of plain tensors in the CPU's memory: by attributes and methods of torch.Tensor
- * and of its storage. The payload is (export, dtypes, layout, is_wrapped, is_traced,
- * hold): the exchange table's capsule, or before 2.10 torch.utils.dlpack.to_dlpack; a
- * frozenset of what may be exported; the strided layout; two functions of torch; and
- * `hold` of frameworks/torch/sharing.py. */
+ * here, of plain tensors in the CPU's memory: see torch/questions.c. The payload is
+ * (export, hold): the exchange table's capsule, or before 2.10
+ * torch.utils.dlpack.to_dlpack; `hold` of frameworks/torch/sharing.py. */
 
-enum { ATTRIBUTES = 3, METHODS = 3 };
-static PyObject *false_names[ATTRIBUTES + METHODS]; /* of what must be False */
-enum { DTYPE, LAYOUT, DETACH, STORAGE, NBYTES, RESIZABLE, OFFSET, TO_NUMPY, NAMES };
+enum { DETACH, STORAGE, RESIZABLE, TO_NUMPY, NAMES };
 static PyObject *torch_names[NAMES];
 
 static int make_torch_names(void) {
-    static const char *const must_be_false[] = {"requires_grad", "is_nested",
-                                                "is_quantized",  "is_conj",
-                                                "is_neg",        "_is_zerotensor"};
-    static const char *const others[] = {"dtype",           "layout", "detach",
-                                         "untyped_storage", "nbytes", "resizable",
-                                         "storage_offset",  "numpy"};
-    if (torch_names[TO_NUMPY] != NULL)
-        return 0;
-    for (int i = 0; i < ATTRIBUTES + METHODS; i++)
-        if ((false_names[i] = PyUnicode_InternFromString(must_be_false[i])) == NULL)
-            return -1;
+    static const char *const texts[] = {"detach", "untyped_storage", "resizable",
+                                        "numpy"};
     for (int i = 0; i < NAMES; i++)
-        if ((torch_names[i] = PyUnicode_InternFromString(others[i])) == NULL)
+        if (torch_names[i] == NULL &&
+            (torch_names[i] = PyUnicode_InternFromString(texts[i])) == NULL)
             return -1;
     return 0;
-}
-
-/* 1: the object, which this takes, is `wanted`; 0: another one; -1: NULL, an error */
-static int is_object(PyObject *found, PyObject *wanted) {
-    if (found == NULL)
-        return -1;
-    Py_DECREF(found);
-    return found == wanted;
-}
-
-/* Whether nothing of a torch.Tensor is out of the ordinary. */
-static int is_torch_plain(PyObject *x, PyObject *payload) {
-    int plain = is_object(PyObject_CallNoArgs(PyTuple_GET_ITEM(payload, 4)), Py_None);
-    for (int i = 0; plain == 1 && i < ATTRIBUTES; i++)
-        plain = is_object(PyObject_GetAttr(x, false_names[i]), Py_False);
-    if (plain == 1)
-        plain = is_object(PyObject_GetAttr(x, torch_names[LAYOUT]),
-                          PyTuple_GET_ITEM(payload, 2));
-    for (int i = ATTRIBUTES; plain == 1 && i < ATTRIBUTES + METHODS; i++)
-        plain = is_object(PyObject_CallMethodNoArgs(x, false_names[i]), Py_False);
-    if (plain != 1)
-        return plain;
-    PyObject *dtype = PyObject_GetAttr(x, torch_names[DTYPE]);
-    plain = dtype ? PySet_Contains(PyTuple_GET_ITEM(payload, 1), dtype) : -1;
-    Py_XDECREF(dtype);
-    return plain;
-}
-
-static int64_t ask_number(PyObject *x, PyObject *name) {
-    PyObject *answer = PyObject_CallMethodNoArgs(x, name);
-    int64_t number = answer ? PyLong_AsLongLong(answer) : -1;
-    Py_XDECREF(answer);
-    return number;
 }
 
 /* Whether the storage reaches as far as the tensor does, and can be resized no more:
  * 0, -1 with an error, DLB_DECLINED. */
 static int settle_storage(PyObject *alias, PyObject *storage, const DLTensor *dl) {
-    int64_t extent = dlb_torch_extent(dl);
-    int64_t offset = ask_number(alias, torch_names[OFFSET]);
-    int64_t held = offset < 0 ? -1 : ask_number(storage, torch_names[NBYTES]);
-    if (held < 0)
-        return PyErr_Occurred() ? -1 : DLB_DECLINED;
-    if (dlb_packed_bytes(dl->dtype, 0, offset + extent) > held)
-        return DLB_DECLINED;
-    int fixed =
-        is_object(PyObject_CallMethodNoArgs(storage, torch_names[RESIZABLE]), Py_False);
+    int reaches = dlb_torch_ask_reach(alias, storage, dl);
+    if (reaches != 1)
+        return reaches < 0 ? -1 : DLB_DECLINED;
+    int fixed = dlb_torch_is_answer(
+        PyObject_CallMethodNoArgs(storage, torch_names[RESIZABLE]), Py_False);
     if (fixed != 0)
         return fixed < 0 ? -1 : 0;
     /* as after Tensor.numpy(); the Python path knows a way for every dtype */
@@ -401,7 +350,7 @@ static int take_alias(PyObject *alias, PyObject *payload, dlb_view *view) {
     if (status == 0 && has_elements)
         status = settle_storage(alias, storage, &view->dl);
     if (status == 0 && has_elements) {
-        PyObject *memory = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 5), storage);
+        PyObject *memory = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 1), storage);
         status = memory == NULL      ? -1
                  : memory == Py_None ? 0
                                      : keep_besides(view, memory);
@@ -419,21 +368,18 @@ static int take_alias(PyObject *alias, PyObject *payload, dlb_view *view) {
 }
 
 static int take_torch_public(PyObject *x, PyObject *payload, dlb_view *view) {
-    int plain = make_torch_names() < 0 ? -1 : is_torch_plain(x, payload);
+    int plain = make_torch_names() < 0 ? -1 : dlb_torch_ask_untracked(x);
     if (plain != 1)
         return plain < 0 ? -1 : DLB_DECLINED;
-    /* A mode or a transform may make something else of it. */
     PyObject *alias = PyObject_CallMethodNoArgs(x, torch_names[DETACH]);
     if (alias == NULL)
         return -1;
-    int status = DLB_DECLINED;
-    if (PyObject_TypeCheck(x, Py_TYPE(alias))) { /* a Parameter's is a Tensor */
-        plain = is_object(PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 3), alias),
-                          Py_False);
-        status = plain < 0    ? -1
+    /* A mode or a transform may have made something else of it; that of a Parameter is
+     * a Tensor. */
+    plain = PyObject_TypeCheck(x, Py_TYPE(alias)) ? dlb_torch_ask_plain(alias) : 0;
+    int status = plain < 0    ? -1
                  : plain == 0 ? DLB_DECLINED
                               : take_alias(alias, payload, view);
-    }
     Py_DECREF(alias);
     return status;
 }

@@ -653,6 +653,10 @@ static PyObject *direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
     else if (!PyArg_ParseTuple(args, "O|pp:torch_direct_allows", &tensor, &written,
                                &trying))
         return NULL;
+    if (!direct.open) {
+        int is_allowed = dlb_torch_answers_allow(tensor);
+        return is_allowed < 0 ? NULL : PyBool_FromLong(is_allowed);
+    }
     if (!dlb_torch_is_exact(tensor))
         Py_RETURN_FALSE;
     dlb_torch_thread state = dlb_torch_thread_state();

@@ -158,17 +158,10 @@ class Torch(Framework):
             return None
         if guard_is_open():
             return "torch", table
-        if not internals.guard_is_closed():
+        if not (internals.guard_is_closed() and internals.answers_are_known()):
             return None
-        functorch = torch._C._functorch
-        return "torch_public", (
-            torch.utils.dlpack.to_dlpack if table is None else table,
-            frozenset(internals.dtypes(torch)),
-            torch.strided,
-            functorch.is_functorch_wrapped_tensor,
-            torch._C._get_tracing_state,
-            sharing.hold,
-        )
+        export = torch.utils.dlpack.to_dlpack if table is None else table
+        return "torch_public", (export, sharing.hold)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's.

@@ -55,6 +55,7 @@ def direct_is_open() -> bool:
 
 
 _ANSWER: list[bool] = []  # of `guard_is_open`, once it is known
+_ANSWERS: list[bool] = []  # of `answers_are_known`
 _TRYING: list[threading.Thread] = []  # the thread that finds it out
 _OPENING = registry.lock()
 
@@ -67,14 +68,7 @@ def guard_is_open() -> bool:
     """
     if _ANSWER:
         return _ANSWER[0]
-    if threading.current_thread() in _TRYING:
-        return False
-    with _OPENING:
-        if any(each.is_alive() for each in _TRYING):  # asked by a handler of a signal meanwhile
-            return False
-        if not _ANSWER:
-            _ANSWER.append(proofs.proof() is not None and _try_guard())
-    return _ANSWER[0]
+    return _find_out(_ANSWER, lambda: proofs.proof() is not None and _try(_open_guard))
 
 
 def guard_is_closed() -> bool:
@@ -87,10 +81,30 @@ def forget_guard() -> None:
     _ANSWER.clear()
 
 
-def _try_guard() -> bool:
+def answers_are_known() -> bool:
+    """Return whether the core asks torch itself what it does not know of its inside.
+
+    Of a version without a proof: which tensors are plain, and which threads have no modes. The
+    first call finds it out.
+    """
+    return _ANSWERS[0] if _ANSWERS else _find_out(_ANSWERS, lambda: _try(_hand_in_questions))
+
+
+def _find_out(found: list[bool], answer: Callable[[], bool]) -> bool:
+    if threading.current_thread() in _TRYING:
+        return False
+    with _OPENING:
+        if any(each.is_alive() for each in _TRYING):  # asked by a handler of a signal meanwhile
+            return False
+        if not found:
+            found.append(answer())
+    return found[0]
+
+
+def _try(attempt: Callable[[], bool]) -> bool:
     answers: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in, tracing included.
-    worker = threading.Thread(target=lambda: answers.append(_open_guard()))
+    worker = threading.Thread(target=lambda: answers.append(attempt()))
     _TRYING[:] = [worker]  # one of before a fork is none
     worker.start()
     try:
@@ -198,6 +212,11 @@ def describe_words(torch: Any, x: Any) -> tuple[Any, int, int, int, int]:
 def _behaves(torch: Any) -> bool:
     """Try the guard on tensors, and on modes, that it must let pass and that it must stop."""
     x, allows = torch.ones(4, device="cpu"), native.torch_direct_allows
+    return _tells_apart(torch, x) and _behaves_in_inference(torch, x) and allows(x)
+
+
+def _tells_apart(torch: Any, x: Any) -> bool:
+    allows = native.torch_direct_allows
     wanting = torch.ones(2, requires_grad=True, device="cpu")
     plain = [x, x[1:], x[::2], x.expand(3, 4), x[0], x.to(torch.bool), wanting.detach()]
     if not all(map(allows, plain)) or any(map(allows, unusual_tensors(torch, x))):
@@ -207,9 +226,7 @@ def _behaves(torch: Any) -> bool:
             if allows(x):
                 return False
     with torch.no_grad():
-        if not allows(wanting) or not allows(torch.nn.Parameter(x)):
-            return False
-    return _behaves_in_inference(torch, x) and allows(x)
+        return allows(wanting) and allows(torch.nn.Parameter(x))
 
 
 def _behaves_in_inference(torch: Any, x: Any) -> bool:
@@ -247,11 +264,8 @@ def unusual_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterat
         yield functorch._wrap_for_grad(x, level)
     finally:
         functorch._grad_decrement_nesting()
-    level = torch._C._enter_dual_level()
-    try:
-        yield torch._VF._make_dual(x, x.clone(), level=level)
-    finally:
-        torch._C._exit_dual_level(level=level)
+    with torch.autograd.forward_ad.dual_level():
+        yield torch.autograd.forward_ad.make_dual(x, x.clone())
 
 
 def _unusual_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
@@ -299,6 +313,67 @@ def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
             list(steps)
     finally:  # once more, for an interrupt of the first time
         list(steps)
+
+
+# ---- what torch itself answers -------------------------------------------------------------------
+#
+# Without a proof the core asks torch: by functions that Python code may call, so that a version
+# where one is missing or answers otherwise raises an exception, and no address is ever wrong. They
+# cost more than reading words. A dual level that was not entered by torch.autograd.forward_ad, and
+# an observer that is no profiler, are not seen.
+
+
+def _hand_in_questions() -> bool:
+    torch: Any = sys.modules["torch"]
+    try:
+        if not _ask(torch):
+            return False
+        is_right = _tells_apart(torch, torch.ones(4, device="cpu")) and _stops_levels(torch)
+    except Exception as error:  # whatever is different: Python decides
+        if is_from_handler(error):
+            raise
+        native.torch_questions_close(True)
+        return False
+    native.torch_questions_close(not is_right)
+    return True
+
+
+def _ask(torch: Any) -> bool:
+    own = torch._C
+    own_dtypes = dtypes(torch)
+    with torch.inference_mode():
+        inside = torch.ones(2, device="cpu")
+    return native.torch_questions(
+        (torch.Tensor, torch.nn.Parameter),
+        getattr(torch.Tensor, protocol.TABLE, None),  # torch before 2.10 has none
+        (
+            own._dispatch_keys,
+            own._dispatch_tls_local_include_set,
+            own._dispatch_tls_local_exclude_set,
+            own._len_torch_function_stack,
+            own._autograd._profiler_enabled,
+            torch.is_grad_enabled,
+            own._get_tracing_state,
+            torch.empty,
+            getattr(torch.autograd.graph, "increment_version", None),  # old torch has none
+        ),
+        vars(torch.autograd.forward_ad),
+        frozenset(own_dtypes),
+        {DType(dtype).triple: dtype for dtype in own_dtypes},
+        (torch.ones(2, device="cpu"), inside),
+    )
+
+
+def _stops_levels(torch: Any) -> bool:
+    """Try the modes that an answer is refused in, where the guard knows better."""
+    x, allows = torch.ones(4, device="cpu"), native.torch_direct_allows
+    with torch.inference_mode():
+        if allows(x) or allows(torch.ones(2, device="cpu")):
+            return False
+    with torch.autograd.forward_ad.dual_level():
+        if allows(x):
+            return False
+    return allows(x)
 
 
 # ---- memory of tensors ----

@@ -55,7 +55,7 @@ from dlbridge.errors import (
     UnsupportedTypeError,
 )
 from dlbridge.exchange import protocol
-from dlbridge.frameworks.torch.internals import shim_lacks
+from dlbridge.frameworks.torch.internals import guard_is_open, shim_lacks
 from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import QUALITIES, Binding, binding
 from dlbridge.kernels.kernel import Kernel, known, recorded, serving
@@ -95,6 +95,8 @@ class Operator:
         out_at: before which argument they stand. By position they are faster, so that they come
             before those by name only, unless there are defaults before.
         out_by_name: whether they stand last, by name only.
+        is_as_called: whether its other arguments are those of a call of the kernel, none of which
+            is called `out`.
         packet: what `torch.ops` has for it.
         default, out: its overloads as `torch.ops` has them; `out` is None without results.
         shorter: overloads without optional tensors that are written, by the names of those.
@@ -103,6 +105,7 @@ class Operator:
     __slots__ = (
         "default",
         "definitions",
+        "is_as_called",
         "layout",
         "name",
         "out",
@@ -126,6 +129,9 @@ class Operator:
             for part in self.layout.parameters[: len(self.layout.positional)]
         )
         self.out_at = len(self.layout.parameters if self.out_by_name else self.layout.positional)
+        self.is_as_called = self.layout is schema and all(
+            part.name != "out" for part in schema.parameters
+        )
         named = self.layout.named(key)
         self.definitions = _definitions(named, self.out_names, self.out_by_name)
         self.packet: Any = None
@@ -462,6 +468,9 @@ def _python_body(name: str, is_out: bool) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         made, kernel = current(name)
+        result = _call_in_c(made, kernel, is_out, args, kwargs)
+        if result is not NotImplemented:
+            return None if is_out else result
         tensors, scalars, outs = made.unpack(is_out, args, kwargs)
         if outs or made.schema.mutated:
             refuse_gradients(made.schema, [*tensors, *outs])
@@ -482,6 +491,23 @@ def _python_body(name: str, is_out: bool) -> Callable[..., Any]:
         return None if outs else result
 
     return run
+
+
+def _call_in_c(made: Operator, kernel: Kernel, is_out: bool, args: Any, kwargs: Any) -> Any:
+    """Call the kernel in C; NotImplemented where it must be called in another way."""
+    if not made.is_as_called:
+        return NotImplemented
+    if not is_out:
+        return native.torch_call_plain(kernel, *args, **kwargs)
+    if made.out_by_name:
+        kwargs = dict(kwargs)
+        outs = tuple([kwargs.pop(name) for name in made.out_names])
+    else:
+        end = made.out_at + len(made.out_names)
+        outs = args[made.out_at : end]
+        args = (*args[: made.out_at], *args[end:])
+    out = outs if len(outs) > 1 else outs[0]
+    return native.torch_call_plain(kernel, *args, **kwargs, out=out)
 
 
 def _refuse_inference(schema: Schema, tensors: list[Any], outs: list[Any]) -> None:
@@ -842,13 +868,18 @@ def no_rule(kernel: Kernel, word: str, what: str) -> KernelError:
 
 def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
     """Return what stands at the autograd key of the functional operator of a name."""
+    knows_tangents = guard_is_open()  # else C does not see those of a compiled graph
 
     def differentiate(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        result = native.torch_call_plain(serving(name), *args, **kwargs)
-        if result is not NotImplemented:
-            return result
+        is_wanted = not knows_tangents and is_needed(args, kwargs)
+        if not is_wanted:
+            result = native.torch_call_plain(serving(name), *args, **kwargs)
+            if result is not NotImplemented:
+                return result
         operator, kernel = current(name)
-        if not (operator.schema.results and is_needed(args, kwargs)):
+        if knows_tangents:
+            is_wanted = is_needed(args, kwargs)
+        if not (operator.schema.results and is_wanted):
             return go_on(operator, keys, args, kwargs)
         tensors, scalars, _ = operator.unpack(False, args, kwargs)
         return _apply(rule(name), Call(operator, kernel, keys, scalars), tensors)
@@ -982,6 +1013,8 @@ def _over_memory(batch: Batch) -> tuple[Any, ...] | None:
     """
     schema = batch.operator.schema
     if not schema.results or any(part.name == "out" for part in schema.parameters):
+        return None
+    if not guard_is_open():  # then C calls no kernel for a batch
         return None
     if _C._len_torch_dispatch_stack() or torch.jit.is_tracing():
         return None

@@ -1,0 +1,350 @@
+/* What torch itself answers of its tensors and of the calling thread, where nothing of
+ * its inside is proved: functions and attributes that Python code may ask, and the
+ * exchange table. Where a version lacks one, the answer is an exception, never a wrong
+ * address.
+ *
+ * The dispatcher chooses by the keys of the tensors and of the thread, as internals.c
+ * says, which reads the very same words from memory; here torch is asked for them.
+ *
+ * An answer may run Python code (a collection of garbage does), which may give any
+ * tensor another memory and shape. So nothing that was said of memory holds beyond the
+ * next question: see dlb_torch_is_unchanged. */
+#include "torch/torch.h"
+#include "layout/layout.h"
+
+static struct {
+    bool is_known; /* which words are those of plain tensors */
+    bool may_call; /* whether kernels are called so */
+    PyObject *tensor_type, *parameter_type;
+    PyObject *capsule;                    /* of the table, or None */
+    const DLPackExchangeAPI *table;       /* or NULL */
+    PyObject *keys, *included, *excluded; /* of a tensor, and of the thread */
+    PyObject *function_modes, *is_profiled, *is_grad_enabled, *is_traced;
+    PyObject *empty, *increment_version;
+    PyObject *forward_levels;  /* a dict with the name "_current_level" */
+    PyObject *dtypes, *made;   /* a set, and a dict by dlb_dtype_key */
+    uint64_t plain, inference; /* words of tensors of the CPU */
+    uint64_t thread_included, thread_excluded; /* words of a thread without modes */
+} torch;
+
+enum { REPR, REQUIRES_GRAD, DTYPE, STORAGE, NBYTES, OFFSET, LEVEL, NAMES };
+static PyObject *names[NAMES];
+
+static int make_names(void) {
+    static const char *const texts[NAMES] = {
+        [REPR] = "raw_repr",        [REQUIRES_GRAD] = "requires_grad",
+        [DTYPE] = "dtype",          [STORAGE] = "untyped_storage",
+        [NBYTES] = "nbytes",        [OFFSET] = "storage_offset",
+        [LEVEL] = "_current_level",
+    };
+    for (int i = 0; i < NAMES; i++)
+        if (names[i] == NULL &&
+            (names[i] = PyUnicode_InternFromString(texts[i])) == NULL)
+            return -1;
+    return 0;
+}
+
+/* ---- answers ---- */
+
+int dlb_torch_is_answer(PyObject *answer, PyObject *wanted) {
+    if (answer == NULL)
+        return -1;
+    Py_DECREF(answer);
+    return answer == wanted;
+}
+
+/* The word of a set of keys, which this takes: 0, or -1. */
+static int read_word(PyObject *keys, uint64_t *word) {
+    PyObject *number = keys ? PyObject_CallMethodNoArgs(keys, names[REPR]) : NULL;
+    Py_XDECREF(keys);
+    *word = number ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(number);
+    return number == NULL || (*word == UINT64_MAX && PyErr_Occurred()) ? -1 : 0;
+}
+
+static int has_word(PyObject *keys, uint64_t wanted) {
+    uint64_t word;
+    return read_word(keys, &word) < 0 ? -1 : word == wanted;
+}
+
+static int64_t ask_number(PyObject *x, PyObject *name) {
+    PyObject *answer = PyObject_CallMethodNoArgs(x, name);
+    int64_t number = answer ? PyLong_AsLongLong(answer) : -1;
+    Py_XDECREF(answer);
+    return number;
+}
+
+/* ---- the thread ---- */
+
+/* As forward_ad counts: a level that was entered in another way is not seen. */
+static int has_no_forward_level(void) {
+    PyObject *level = PyDict_GetItemWithError(torch.forward_levels, names[LEVEL]);
+    if (level == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    long number = PyLong_AsLong(level);
+    return number == -1 && PyErr_Occurred() ? -1 : number < 0;
+}
+
+static int has_no_function_modes(void) {
+    PyObject *count = PyObject_CallNoArgs(torch.function_modes);
+    int is_none = count == NULL ? -1 : PyObject_Not(count);
+    Py_XDECREF(count);
+    return is_none;
+}
+
+int dlb_torch_ask_thread(void) {
+    int is_plain = torch.may_call;
+    if (is_plain == 1)
+        is_plain = has_word(PyObject_CallNoArgs(torch.included), torch.thread_included);
+    if (is_plain == 1)
+        is_plain = has_word(PyObject_CallNoArgs(torch.excluded), torch.thread_excluded);
+    if (is_plain == 1)
+        is_plain = has_no_function_modes();
+    if (is_plain == 1)
+        is_plain = has_no_forward_level();
+    if (is_plain == 1)
+        is_plain =
+            dlb_torch_is_answer(PyObject_CallNoArgs(torch.is_profiled), Py_False);
+    return is_plain;
+}
+
+/* ---- tensors ---- */
+
+bool dlb_torch_may_ask(void) {
+    return torch.may_call;
+}
+
+bool dlb_torch_is_asked(PyObject *x) {
+    return torch.may_call && ((PyObject *)Py_TYPE(x) == torch.tensor_type ||
+                              (PyObject *)Py_TYPE(x) == torch.parameter_type);
+}
+
+static int has_own_dtype(PyObject *x) {
+    PyObject *dtype = PyObject_GetAttr(x, names[DTYPE]);
+    int is_own = dtype ? PySet_Contains(torch.dtypes, dtype) : -1;
+    Py_XDECREF(dtype);
+    return is_own;
+}
+
+int dlb_torch_ask_untracked(PyObject *x) {
+    int is_untracked = torch.is_known;
+    if (is_untracked == 1)
+        is_untracked =
+            dlb_torch_is_answer(PyObject_GetAttr(x, names[REQUIRES_GRAD]), Py_False);
+    if (is_untracked == 1)
+        is_untracked =
+            dlb_torch_is_answer(PyObject_CallNoArgs(torch.is_traced), Py_None);
+    return is_untracked;
+}
+
+int dlb_torch_ask_plain(PyObject *x) {
+    uint64_t word;
+    if (!torch.is_known)
+        return 0;
+    if (read_word(PyObject_CallOneArg(torch.keys, x), &word) < 0)
+        return -1;
+    return word == torch.plain || word == torch.inference ? has_own_dtype(x) : 0;
+}
+
+int dlb_torch_ask_ordinary(PyObject *x) {
+    int is_plain = has_word(PyObject_CallOneArg(torch.keys, x), torch.plain);
+    if (is_plain != 1)
+        return is_plain;
+    int needs_none =
+        dlb_torch_is_answer(PyObject_GetAttr(x, names[REQUIRES_GRAD]), Py_False);
+    if (needs_none != 0)
+        return needs_none;
+    return dlb_torch_is_answer(PyObject_CallNoArgs(torch.is_grad_enabled), Py_False);
+}
+
+/* ---- memory ---- */
+
+/* Runs no Python code, unless it fails. */
+int dlb_torch_ask_memory(PyObject *x, DLTensor *dl) {
+    if (torch.table->dltensor_from_py_object_no_sync(x, dl) != 0)
+        return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
+    return dl->device.device_type == kDLCPU && dl->ndim <= DLB_MAX_NDIM &&
+                   (dl->ndim == 0 || dl->strides != NULL)
+               ? 0
+               : DLB_DECLINED;
+}
+
+int dlb_torch_ask_byte(PyObject *x, const DLTensor *dl) {
+    bool may_be_narrow = dl->dtype.bits == 8 && dl->dtype.code <= kDLUInt;
+    return may_be_narrow ? has_own_dtype(x) : 1;
+}
+
+int dlb_torch_ask_reach(PyObject *x, PyObject *storage, const DLTensor *dl) {
+    int64_t extent = dlb_torch_extent(dl);
+    int64_t offset = ask_number(x, names[OFFSET]);
+    int64_t held = offset < 0 ? -1 : ask_number(storage, names[NBYTES]);
+    if (held < 0)
+        return PyErr_Occurred() ? -1 : 0;
+    return extent == 0 || (dl->data != NULL &&
+                           dlb_packed_bytes(dl->dtype, 0, offset + extent) <= held);
+}
+
+static bool has_same_dims(const DLTensor *a, const DLTensor *b) {
+    for (int32_t i = 0; i < a->ndim; i++)
+        if (a->shape[i] != b->shape[i] ||
+            (a->strides[i] != b->strides[i] && a->shape[i] != 1))
+            return false;
+    return true;
+}
+
+static int is_as_before(PyObject *x, PyObject *storage, const DLTensor *before) {
+    DLTensor dl;
+    int status = dlb_torch_ask_memory(x, &dl);
+    if (status != 0)
+        return status < 0 ? -1 : 0;
+    bool is_same = dl.data == before->data && dl.byte_offset == before->byte_offset &&
+                   dl.ndim == before->ndim &&
+                   dlb_dtype_key(dl.dtype) == dlb_dtype_key(before->dtype) &&
+                   has_same_dims(&dl, before);
+    return is_same ? dlb_torch_ask_reach(x, storage, &dl) : 0;
+}
+
+/* Storages first: to make the object of one may collect garbage. What is asked
+ * afterwards makes nothing but integers. */
+int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
+                           int32_t count, PyObject **storages) {
+    int status = 1;
+    for (int32_t i = 0; i < count; i++) {
+        bool is_there = status == 1 && tensors[i].ndim >= 0;
+        storages[i] =
+            is_there ? PyObject_CallMethodNoArgs(objects[i], names[STORAGE]) : NULL;
+        if (is_there && storages[i] == NULL)
+            status = -1;
+    }
+    for (int32_t i = 0; status == 1 && i < count; i++)
+        if (tensors[i].ndim >= 0)
+            status = is_as_before(objects[i], storages[i], &tensors[i]);
+    for (int32_t i = 0; i < count; i++)
+        Py_XDECREF(storages[i]); /* which their tensors keep */
+    return status;
+}
+
+/* ---- new tensors, and versions ---- */
+
+PyObject *dlb_torch_ask_empty(int32_t ndim, const int64_t *shape, DLDataType dtype) {
+    static PyObject *keywords;
+    if (keywords == NULL && (keywords = Py_BuildValue("(s)", "dtype")) == NULL)
+        return NULL;
+    PyObject *key = PyLong_FromLong(dlb_dtype_key(dtype));
+    PyObject *made = key ? PyDict_GetItemWithError(torch.made, key) : NULL;
+    Py_XDECREF(key);
+    PyObject *dims = made ? dlb_dims_tuple(shape, ndim) : NULL;
+    if (dims == NULL)
+        return NULL;
+    PyObject *arguments[] = {dims, made};
+    PyObject *tensor = PyObject_Vectorcall(torch.empty, arguments, 1, keywords);
+    Py_DECREF(dims);
+    return tensor;
+}
+
+int dlb_torch_ask_version(PyObject *x) {
+    PyObject *answer = PyObject_CallOneArg(torch.increment_version, x);
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : 0;
+}
+
+/* ---- opening it, for Python ---- */
+
+static void keep(PyObject **place, PyObject *object) {
+    Py_XSETREF(*place, Py_NewRef(object));
+}
+
+static int read_table(PyObject *capsule) {
+    torch.table = NULL;
+    if (capsule == Py_None)
+        return 0;
+    const DLPackExchangeAPI *table = dlb_parse_table(capsule);
+    if (table == NULL)
+        return -1;
+    keep(&torch.capsule, capsule);
+    if (table->dltensor_from_py_object_no_sync != NULL)
+        torch.table = table;
+    return 0;
+}
+
+/* From (code, bits, lanes) to torch's own. */
+static int keep_dtypes(PyObject *by_triple) {
+    PyObject *triple, *own, *by_key = PyDict_New();
+    Py_ssize_t at = 0;
+    int status = by_key == NULL ? -1 : 0;
+    while (status == 0 && PyDict_Next(by_triple, &at, &triple, &own)) {
+        DLDataType dtype;
+        PyObject *key = dlb_parse_dtype(triple, &dtype) < 0
+                            ? NULL
+                            : PyLong_FromLong(dlb_dtype_key(dtype));
+        status = key == NULL ? -1 : PyDict_SetItem(by_key, key, own);
+        Py_XDECREF(key);
+    }
+    if (status == 0)
+        keep(&torch.made, by_key);
+    Py_XDECREF(by_key);
+    return status;
+}
+
+/* torch_questions(types, table, functions, forward_levels, dtypes, made, samples):
+ * what to ask, and a plain tensor and one of inference mode to learn from, in a thread
+ * without modes. */
+static PyObject *hand_in_questions(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *tensor_type, *parameter_type, *capsule, *levels, *dtypes, *made;
+    PyObject *plain, *inference, *f[9];
+    PyObject **const places[] = {
+        &torch.keys,           &torch.included,    &torch.excluded,
+        &torch.function_modes, &torch.is_profiled, &torch.is_grad_enabled,
+        &torch.is_traced,      &torch.empty,       &torch.increment_version,
+    };
+    torch.is_known = torch.may_call = false;
+    if (!PyArg_ParseTuple(args, "(OO)O(OOOOOOOOO)O!OO!(OO):torch_questions",
+                          &tensor_type, &parameter_type, &capsule, &f[0], &f[1], &f[2],
+                          &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &PyDict_Type,
+                          &levels, &dtypes, &PyDict_Type, &made, &plain, &inference) ||
+        make_names() < 0 || read_table(capsule) < 0)
+        return NULL;
+    for (int i = 0; i < 9; i++)
+        keep(places[i], f[i]);
+    keep(&torch.tensor_type, tensor_type);
+    keep(&torch.parameter_type, parameter_type);
+    keep(&torch.forward_levels, levels);
+    keep(&torch.dtypes, dtypes);
+    if (keep_dtypes(made) < 0)
+        return NULL;
+    if (read_word(PyObject_CallOneArg(f[0], plain), &torch.plain) < 0 ||
+        read_word(PyObject_CallOneArg(f[0], inference), &torch.inference) < 0 ||
+        read_word(PyObject_CallNoArgs(f[1]), &torch.thread_included) < 0 ||
+        read_word(PyObject_CallNoArgs(f[2]), &torch.thread_excluded) < 0)
+        return NULL;
+    torch.is_known = torch.plain != torch.inference;
+#ifndef Py_GIL_DISABLED
+    /* else another thread may change a shape that is being read */
+    torch.may_call =
+        torch.is_known && torch.table != NULL && torch.increment_version != Py_None;
+#endif
+    return PyBool_FromLong(torch.is_known);
+}
+
+/* torch_questions_close(calls): where it is true, kernels are not called so. */
+static PyObject *close_questions(PyObject *Py_UNUSED(module), PyObject *calls) {
+    if (calls == Py_True)
+        torch.may_call = false;
+    Py_RETURN_NONE;
+}
+
+int dlb_torch_answers_allow(PyObject *x) {
+    int is_allowed = dlb_torch_is_asked(x) ? dlb_torch_ask_thread() : 0;
+    return is_allowed == 1 ? dlb_torch_ask_ordinary(x) : is_allowed;
+}
+
+PyMethodDef dlb_torch_questions_functions[] = {
+    {"torch_questions", hand_in_questions, METH_VARARGS,
+     "torch_questions($module, types, table, functions, forward_levels, dtypes, made, "
+     "samples, /)\n--\n\nHand in what torch is asked by, and learn what plain tensors "
+     "and threads look like."},
+    {"torch_questions_close", close_questions, METH_O,
+     "torch_questions_close($module, calls, /)\n--\n\nCall no kernel by what torch "
+     "answers."},
+    {NULL, NULL, 0, NULL},
+};
