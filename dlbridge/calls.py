@@ -10,6 +10,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from inspect import signature
 from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -80,7 +81,7 @@ def advised(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # from within
-            raise _misspelt(error, function.__qualname__, function) from None
+            raise _misspelt(error, call.__qualname__, function) from None
 
     return call
 
@@ -161,6 +162,7 @@ def _publish_class(cls: type, name: str) -> None:
     """Let refusals of a constructor name the class as users do."""
     _CALLS[cls] = name
     _NAMES.add(cls.__name__)
+    with_advice(cls)
     for method in ("__init__", "__new__"):
         function = getattr(cls, method)
         if isinstance(function, FunctionType):
@@ -173,39 +175,173 @@ def _naming(function: FunctionType, name: str) -> Callable[..., Any]:
     def call(*args: Any, **keywords: Any) -> Any:
         try:
             return function(*args, **keywords)
-        except (TypeError, ValueError, LookupError, DLBridgeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, DLBridgeError) as error:
             inner = error.__traceback__.tb_next if error.__traceback__ else None
             if inner is None or inner.tb_frame.f_globals.get("__name__") == "contextlib":
                 raise _misspelt(error, name, function) from None
-            if _is_ours(inner):
-                _name_refusal(error, name)
+            if not _is_ours(inner):
+                raise
+            wrong = blamed(error, function, args, keywords)
+            if isinstance(error, AttributeError) and wrong is not None:
+                raise TypeError(f"{name}: {wrong}") from error
+            if not isinstance(error, AttributeError):
+                _name_refusal(error, name, wrong)
             raise
 
     return call
 
 
+_WITH_ARGUMENTS = {"contextlib", "dlbridge", "numpy", "pathlib", "re"}  # take what a function got
+
+
 def _is_ours(traceback: TracebackType | None) -> bool:
-    """Return whether all frames are of dlbridge, or of NumPy, which it calls with what it got."""
+    """Return whether all frames are of dlbridge, or of what it calls with what it got."""
     while traceback is not None:
         root = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        if root not in ("dlbridge", "numpy"):
+        if root not in _WITH_ARGUMENTS:
             return False
         traceback = traceback.tb_next
     return True
 
 
-def _name_refusal(error: Exception, name: str) -> None:
-    """Begin the text of a refusal with a name; that of an inner call goes."""
+def _name_refusal(error: Exception, name: str, wrong: str | None) -> None:
+    """Begin the text of a refusal with a name; that of an inner call goes.
+
+    Args:
+        error: the refusal.
+        name: of the function that the user called.
+        wrong: what `blamed` says, which takes the place of the text, or its argument.
+    """
     if len(error.args) != 1 or not isinstance(error.args[0], str):
         return
     text = error.args[0]
-    if text.startswith((f"{name}: ", f"{name}(")):
+    if wrong is None and text.startswith((f"{name}: ", f"{name}(")):
         return
     inner, colon, rest = text.partition(": ")
-    text = f"{name}: {rest if colon and inner in _NAMES else text}"
+    text = rest if colon and (inner in _NAMES or inner == name) else text
+    text = f"{name}: {text if wrong is None else wrong.replace(_TEXT, text)}"
     error.args = (text,)
     if hasattr(error, "message"):  # an OpError has it apart
         error.message = text
+
+
+# ---- which argument is wrong -------------------------------------------------------------------
+
+_TEXT = "\0"  # where the text of a refusal stands in what `blamed` returns
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+
+
+def _has(method: str, value: object) -> bool:
+    """Return whether a value has a method, or is of a graph, and not known yet."""
+    return hasattr(value, method) or hasattr(value, "graph")
+
+
+def _is_instance(cls: type, value: object) -> bool:
+    try:
+        return isinstance(value, cls)
+    except TypeError:  # a protocol
+        return True
+
+
+# What an annotation asks for; all others are classes, or anything.
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "None": ("None", lambda value: value is None),
+    "str": ("a string", lambda value: isinstance(value, str | bytes)),
+    "bool": ("True or False", partial(_has, "__bool__")),
+    "int": ("an integer", partial(_has, "__index__")),
+    "float": ("a number", partial(_has, "__float__")),
+    "Callable": ("a function", callable),
+    "os.PathLike": ("a path", partial(_has, "__fspath__")),
+    **dict.fromkeys(("Sequence", "Iterable", "Collection", "list"), ("a list", _is_list)),
+    **dict.fromkeys(("Mapping", "dict"), ("a dict", lambda value: hasattr(value, "keys"))),
+}
+
+
+def blamed(
+    error: Exception,
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+) -> str | None:
+    """Return what is wrong with an argument that a refusal does not name, or None.
+
+    That is the first argument that is not of the kind of its annotation, or else the only one that
+    the text says it got.
+    """
+    try:
+        given = signature(function).bind_partial(*args, **keywords).arguments
+    except TypeError:
+        return None
+    text = str(error)
+    annotations = {} if isinstance(error, LookupError) else function.__annotations__
+    for name, value in given.items():
+        required = _required(str(annotations.get(name, "Any")), value, function.__globals__)
+        if required is not None:
+            return None if _names(text, name) else f"{name} must be {required}, got {value!r}"
+    for is_meant in (_is_quoted, _is_of_the_type):
+        found = [
+            name
+            for name, value in given.items()
+            if name != "self" and any(is_meant(each, text) for each in _with_elements(value))
+        ]
+        if found:
+            one = len(found) == 1 and not _names(text, found[0])
+            return f"argument {found[0]!r}: {_TEXT}" if one else None
+    return None
+
+
+def _names(text: str, argument: str) -> bool:
+    """Return whether a text names an argument; what Python says of attributes does not count."""
+    said = re.sub(r"has no attribute '\w+'$", "", text)
+    return re.search(rf"\b{argument}\b", said) is not None
+
+
+def _required(annotation: str, value: object, known: Mapping[str, Any]) -> str | None:
+    """Return what an annotation requires of a value, None where it fits or that is not known."""
+    count = 1
+    while count:  # of what is in it, nothing is said
+        annotation, count = re.subn(r"\[[^\[\]]*\]", "", annotation)
+    wanted = []
+    for each in annotation.split(" | "):
+        cls = known.get(each)
+        if each in _KINDS:
+            kind, fits = _KINDS[each]
+        elif each in ("Any", "object") or not isinstance(cls, type):
+            return None
+        else:
+            kind, fits = f"a {each}", partial(_is_instance, cls)
+        if fits(value):
+            return None
+        wanted.append(kind)
+    return " or ".join(wanted)
+
+
+_SHOWN = (type(None), str, int, float, complex)
+_FEW = 10  # elements of a list that are looked at
+
+
+def _with_elements(value: object) -> tuple[object, ...]:
+    return (value, *value[:_FEW]) if isinstance(value, list | tuple) else (value,)
+
+
+def _is_quoted(value: object, text: str) -> bool:
+    """Return whether a text says that it got a value."""
+    if value is None and text.endswith("None values not supported."):
+        return True
+    is_small = isinstance(value, list | tuple | dict) and len(value) <= _FEW
+    if not (is_small or isinstance(value, _SHOWN) or type(value).__repr__ is object.__repr__):
+        return False  # its text may be long in the making
+    quoted = re.escape(repr(value))
+    return re.search(rf"(^|: ){quoted}( is not |$)|got {quoted}(?!\w|\.\w)", text) is not None
+
+
+def _is_of_the_type(value: object, text: str) -> bool:
+    """Return whether a text, one of Python's own, says that it got something of the type."""
+    name = re.escape(type(value).__name__)
+    return re.search(rf"'{name}'| (not|got) {name}$| a {name} into ", text) is not None
 
 
 def _misspelt(error: Exception, name: str, function: Callable[..., object]) -> Exception:

@@ -12,6 +12,7 @@ from weakref import ref
 
 from dlbridge import registry
 from dlbridge._core import native
+from dlbridge.calls import with_advice
 from dlbridge.dtype import DType
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding, debugging
@@ -80,6 +81,7 @@ class _Bound:
         return getattr(kernel, f"{self.name}_function")
 
 
+@with_advice
 class Kernel(native.KernelBase):
     """A kernel, made by `dlbridge.wrap`; calling it takes the tensors of any one framework.
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Unpack
 
 from dlbridge import registry
-from dlbridge.calls import public, words
+from dlbridge.calls import public, with_advice, words
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
@@ -40,6 +40,7 @@ from dlbridge.signals import is_from_handler
 from dlbridge.text import did_you_mean
 
 
+@with_advice
 class Library:
     """A shared library that stays loaded: its kernels, and its functions by name.
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from dlbridge import registry
 from dlbridge._core import native
+from dlbridge.calls import with_advice
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError, MPITimeoutError
 from dlbridge.mpi.job import Job, Nap, end_together, named
 
@@ -317,6 +318,7 @@ def _take_back(operation: Operation) -> bool:
     return True
 
 
+@with_advice
 class Request:
     """A call of `dlbridge.mpi` that may still be under way.
 

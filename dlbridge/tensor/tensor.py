@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from dlbridge._core import ffi, native
+from dlbridge.calls import with_advice
 from dlbridge.cuda.driver import stream as on_stream
 from dlbridge.device import CUDA_TYPES, HOST_TYPES, as_device, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
@@ -43,6 +44,7 @@ _JAX_REFUSALS = frozenset(
 )
 
 
+@with_advice
 class Tensor(native.TensorBase):
     """An n-dimensional view of memory that one or more owners share; see the module.
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dlbridge
+import dlbridge.graph as tf
 from dlbridge import check, cuda, mpi, proto
 from dlbridge.errors import DLBridgeError
 
@@ -222,6 +223,36 @@ def test_a_misspelt_keyword_of_a_call_between_processes_suggests_the_nearest(nam
             assert re.fullmatch(
                 rf"{name}\(\) got an unexpected keyword argument '{wrong}'[;.] "
                 rf"[Dd]id you mean '{keyword}'\?",
+                str(caught.value),
+            )
+
+
+METHODS = [
+    (cls, name)
+    for cls in (
+        dlbridge.Tensor, dlbridge.Kernel, dlbridge.Library, mpi.Request, tf.Graph, tf.Session,
+        tf.Variable, tf.Tensor, tf.Operation, tf.FIFOQueue, tf.VariableScope, tf.train.ClusterSpec,
+    )
+    for name in dir(cls)
+    if not name.startswith("_") and inspect.isfunction(getattr(cls, name))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"), METHODS, ids=lambda given: getattr(given, "__name__", given)
+)
+def test_a_misspelt_keyword_of_a_method_suggests_the_nearest(cls: type, name: str) -> None:
+    parameters = inspect.signature(getattr(cls, name)).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return  # they go on to another call
+    for each in parameters:
+        if each.name != "self" and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            wrong = each.name[0] + each.name
+            with pytest.raises(TypeError) as caught:
+                getattr(cls, name)(object(), **{wrong: None})
+            assert re.fullmatch(
+                rf"\w+\.{name}\(\) got an unexpected keyword argument '{wrong}'[;.] "
+                rf"[Dd]id you mean '{each.name}'\?",
                 str(caught.value),
             )
 

@@ -103,6 +103,8 @@ def _against_zero(function: str, compare: Any, swapped: bool, words: str) -> Any
         graph = graph_of((x,))
         with graph.as_default(), graph.name_scope(name or function):
             tensor = as_tensor(x, None, "x")
+            if tensor.dtype.kind == "s":
+                raise TypeError(f"{function}: x must be a tensor of real numbers, got {x!r}")
             zero = as_tensor(np.zeros((), tensor.dtype.numpy), tensor.dtype, "Const")
             shown = data or [message or "", f"Condition x {words} 0 did not hold:", tensor]
             pair = (zero, tensor) if swapped else (tensor, zero)

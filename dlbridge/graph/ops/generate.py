@@ -242,7 +242,7 @@ def _repeated(value: Any, shape: Any, kind: DataType, full: str) -> Tensor:
 def _value(number: int, kind: DataType) -> Any:
     if kind.kind == "s":
         if number:
-            raise TypeError("ones: a string has no 1")
+            raise TypeError("argument 'tensor' or 'dtype': strings have no 1")
         return b""
     return bool(number) if kind.is_bool else np.asarray(number).astype(kind.numpy)
 

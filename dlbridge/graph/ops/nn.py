@@ -528,6 +528,8 @@ def zero_fraction(value: Any, name: str | None = None) -> Tensor:
     """Return the share of elements that are 0, a float32 scalar."""
     with name_scope(name, "zero_fraction", [value]):
         x = convert_to_tensor(value, name="value")
+        if x.dtype.kind == "s":
+            raise TypeError(f"value must be a tensor of numbers, got {value!r}")
         zeros = result("Equal", (x, constant(0, x.dtype)))
         flat = result("Reshape", (result("Cast", (zeros,), DstT=float32), [-1]))
         return result("Mean", (flat, [0]), "fraction")

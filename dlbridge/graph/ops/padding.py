@@ -315,6 +315,8 @@ def one_hot(
                 + ", ".join(sorted(each.name for each in kinds))
             )
         kind: DataType = kinds.pop() if kinds else float32
+        if kind.kind == "s" and (on is None or off is None):
+            raise TypeError("one_hot: on_value and off_value are required of strings")
         on = as_tensor(1, kind, "on_value") if on is None else on
         off = as_tensor(0, kind, "off_value") if off is None else off
         attrs = {"axis": -1 if axis is None else axis}

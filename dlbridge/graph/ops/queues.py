@@ -123,7 +123,7 @@ class FIFOQueue:
         capacity: int,
         dtypes: Any,
         shapes: Any = None,
-        names: Any = None,
+        names: Sequence[str] | None = None,
         shared_name: str | None = None,
         name: str = "fifo_queue",
     ) -> None:

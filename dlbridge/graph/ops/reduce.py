@@ -383,7 +383,10 @@ def reduce_variance(
     with scope(name, "reduce_variance", (input_tensor,)):
         x = as_tensor(input_tensor, None, "input_tensor")
         if x.dtype.is_integer:
-            raise TypeError(f"Input must be either real or complex, got {x.dtype!r}; cast it first")
+            raise TypeError(
+                "Input must be either real or complex, got input_tensor of "
+                f"{x.dtype!r}; cast it first"
+            )
         distance = result("Sub", (x, reduce_mean(x, axis, keepdims=True)), "sub")
         if x.dtype.is_complex:
             squares = _squared_absolute(distance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -146,6 +147,7 @@ def _described(
     paragraphs = [*before, f"{shared}. `name` is that of the operation, of type {op_type}."]
     function.__doc__ = "\n\n".join(paragraphs)
     function.__name__ = function.__qualname__ = name or op_type.lower()
+    function.__module__ = sys._getframe(2).f_globals["__name__"]  # where `pickle` finds it
     return function
 
 

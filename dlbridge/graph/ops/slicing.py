@@ -318,7 +318,10 @@ def strided_slice(
         name: of the operation.
     """
     if strides is None:
-        strides = ones_like(begin)
+        try:
+            strides = ones_like(begin)
+        except TypeError as error:
+            raise TypeError(f"begin must be integers, got {begin!r}") from error
     attrs = {
         "begin_mask": begin_mask,
         "end_mask": end_mask,

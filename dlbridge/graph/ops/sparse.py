@@ -281,7 +281,9 @@ def sparse_add(a: Any, b: Any, threshold: float = 0, thresh: float | None = None
     """
     sparse = [isinstance(each, SparseTensor | SparseTensorValue) for each in (a, b)]
     if not any(sparse):
-        raise TypeError("sparse_add: at least one input should be a SparseTensor, got none")
+        raise TypeError(
+            f"sparse_add: at least one of a and b should be a SparseTensor, got {a!r} and {b!r}"
+        )
     if not all(sparse):
         part, dense = (a, b) if sparse[0] else (b, a)
         part = _read(part, "sparse_add")

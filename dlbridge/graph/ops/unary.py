@@ -438,6 +438,8 @@ def saturate_cast(value: Any, dtype: object, name: str | None = None) -> Tensor:
     with scope(name, "saturate_cast", (value,)) as full:
         value = as_tensor(value, None, "value")
         source = value.dtype.base_dtype
+        if not (source.is_integer or source.is_floating):
+            raise TypeError(f"value must be of integers or floating numbers, got {source!r}")
         low = max(source.min, _inner(kind, source, "min"))
         high = min(source.max, _inner(kind, source, "max"))
         bounds = (as_tensor(low, source), as_tensor(high, source))
@@ -576,5 +578,5 @@ def conj(x: Any, name: str | None = None) -> Tensor:
     """
     x = as_tensor(x, None, "x")
     if x.dtype.kind in "sb":
-        raise TypeError(f"Expected numeric or variant tensor, got dtype {x.dtype!r}.")
+        raise TypeError(f"argument 'x': Expected numeric or variant tensor, got dtype {x.dtype!r}.")
     return result("Conj", (x,), name) if x.dtype.is_complex else x

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import time_ns
 from typing import Any, Self
 
-from dlbridge.calls import check_flag
+from dlbridge.calls import check_flag, with_advice
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange.adapter import target as adapter_of
 from dlbridge.exchange.context import receipts as recording
@@ -94,6 +94,7 @@ Fetch = Any
 Feed = Mapping[Any, Any]
 
 
+@with_advice
 class BaseSession(NonCopyable):
     """The base class of `Session` and `InteractiveSession`.
 
