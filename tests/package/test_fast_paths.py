@@ -270,6 +270,19 @@ def test_new_memory_stays_in_c_after_many_dtypes() -> None:
         assert not entered, f"zeros of {name} left C: {entered[:5]}"
 
 
+def test_types_whose_addresses_are_alike_stay_in_c() -> None:
+    """They are found by bits of their addresses, and do not drive each other out."""
+    alike: dict[int, list[type]] = {}
+    found: list[type] = []
+    while len(found) < 3:
+        made = type("Exporter", (Exporter,), {})
+        found = alike.setdefault(id(made) >> 4 & 127, [])
+        found.append(made)
+    values = [each() for each in found]
+    entered = functions_entered(lambda: [dlbridge.from_dlpack(x) for x in values])
+    assert not entered, f"they left C: {entered[:5]}"
+
+
 def test_an_array_of_arrow_stays_in_c() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     array = pyarrow.array(numpy_array())

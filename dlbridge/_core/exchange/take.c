@@ -33,29 +33,35 @@ typedef struct {
     PyObject *source; /* for DLPACK and TABLE: its name in receipts */
 } entry_t;
 
-/* Direct-mapped: a clash throws the older entry out, and its type is classified again.
- * Without a GIL another thread may be reading that one, so that it stays, and a type
- * which finds no place goes the Python way. */
+/* A type has one set of places. When that is full its oldest entry is thrown out, and
+ * the type of that one is classified again. Without a GIL another thread may be reading
+ * it, so that it stays, and a type which finds no place goes the Python way. */
 #ifdef Py_GIL_DISABLED
-enum { ENTRIES = 512, PLACES = 8 };
+enum { SETS = 64, PLACES = 8 };
 #else
-enum { ENTRIES = 128, PLACES = 1 };
+enum { SETS = 128, PLACES = 4 };
 #endif
-static _Atomic(const entry_t *) entries[ENTRIES];
+static _Atomic(const entry_t *) entries[SETS][PLACES];
 
-static inline _Atomic(const entry_t *) *slot_of(PyTypeObject *type, size_t place) {
-    return &entries[(((uintptr_t)type >> 4) + place) % ENTRIES];
+static inline _Atomic(const entry_t *) *set_of(PyTypeObject *type) {
+    return entries[((uintptr_t)type >> 4) % SETS];
+}
+
+/* Not inlined: most types are in the first place. */
+__attribute__((noinline)) static const entry_t *find_further(PyTypeObject *type) {
+    for (int i = 1; i < PLACES; i++) {
+        const entry_t *entry =
+            atomic_load_explicit(&set_of(type)[i], memory_order_acquire);
+        if (entry != NULL && entry->type == type)
+            return entry;
+    }
+    return NULL;
 }
 
 /* NULL: not known. What is returned stays until Python code runs. */
 static inline const entry_t *find(PyTypeObject *type) {
-    for (size_t i = 0; i < PLACES; i++) {
-        const entry_t *entry =
-            atomic_load_explicit(slot_of(type, i), memory_order_acquire);
-        if (entry == NULL || entry->type == type)
-            return entry;
-    }
-    return NULL;
+    const entry_t *entry = atomic_load_explicit(set_of(type), memory_order_acquire);
+    return entry != NULL && entry->type == type ? entry : find_further(type);
 }
 
 static void free_entry(const entry_t *entry) {
@@ -71,17 +77,26 @@ static void free_entry(const entry_t *entry) {
 }
 
 static void keep(const entry_t *made) {
+    _Atomic(const entry_t *) *set = set_of(made->type);
 #ifdef Py_GIL_DISABLED
-    for (size_t i = 0; i < PLACES; i++) {
+    for (int i = 0; i < PLACES; i++) {
         const entry_t *there = NULL;
-        if (atomic_compare_exchange_strong(slot_of(made->type, i), &there, made))
+        if (atomic_compare_exchange_strong(&set[i], &there, made))
             return;
         if (there->type == made->type)
             break;
     }
     free_entry(made);
 #else
-    free_entry(atomic_exchange(slot_of(made->type, 0), made));
+    /* The new one comes first. Those before the first gap, or before an older one of
+     * its type, move on by a place; without either the last leaves. */
+    const entry_t *moved = made;
+    for (int i = 0; i < PLACES && moved != NULL; i++) {
+        moved = atomic_exchange(&set[i], moved);
+        if (moved != NULL && moved->type == made->type)
+            break;
+    }
+    free_entry(moved); /* may run Python code */
 #endif
 }
 
@@ -137,10 +152,11 @@ static int parse_answer(PyObject *answer, entry_t *made) {
 
 /* A type that was kept weakly has died. */
 static PyObject *end_entry(PyObject *Py_UNUSED(module), PyObject *reference) {
-    for (int i = 0; i < ENTRIES; i++) {
-        const entry_t *entry = atomic_load(&entries[i]);
+    for (size_t i = 0; i < SETS * PLACES; i++) {
+        _Atomic(const entry_t *) *place = &entries[i / PLACES][i % PLACES];
+        const entry_t *entry = atomic_load(place);
         if (entry != NULL && entry->reference == reference) {
-            atomic_store(&entries[i], NULL);
+            atomic_store(place, NULL);
 #ifndef Py_GIL_DISABLED /* else another thread may be reading it */
             free_entry(entry);
 #endif
@@ -204,7 +220,7 @@ static const entry_t *classify(PyTypeObject *type) {
     Py_DECREF(answer);
     if (failed)
         return NULL;
-    /* Another type may have taken the slot meanwhile; the next call asks again. */
+    /* Others may have taken its place meanwhile; the next call asks again. */
     const entry_t *entry = find(type);
     return entry != NULL ? entry : &slow_entry;
 }
@@ -1051,8 +1067,9 @@ static PyObject *take_object(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyObject *forget_types(PyObject *Py_UNUSED(module),
                               PyObject *Py_UNUSED(unused)) {
-    for (int i = 0; i < ENTRIES; i++) {
-        const entry_t *old = atomic_exchange(&entries[i], NULL);
+    for (size_t i = 0; i < SETS * PLACES; i++) {
+        _Atomic(const entry_t *) *place = &entries[i / PLACES][i % PLACES];
+        const entry_t *old = atomic_exchange(place, NULL);
 #ifndef Py_GIL_DISABLED
         free_entry(old);
 #else
