@@ -303,20 +303,25 @@ static int make_torch_names(void) {
     return 0;
 }
 
+/* Have torch refuse to resize the storage of x: 0, or -1 with an error. */
+static int fix_size(PyObject *x, PyObject *storage) {
+    int fixed = dlb_torch_is_answer(
+        PyObject_CallMethodNoArgs(storage, torch_names[RESIZABLE]), Py_False);
+    if (fixed != 0)
+        return fixed < 0 ? -1 : 0;
+    /* as after Tensor.numpy(); the Python path knows a way for every dtype */
+    PyObject *array = PyObject_CallMethodNoArgs(x, torch_names[TO_NUMPY]);
+    Py_XDECREF(array);
+    return array ? 0 : -1;
+}
+
 /* Whether the storage reaches as far as the tensor does, and can be resized no more:
  * 0, -1 with an error, DLB_DECLINED. */
 static int settle_storage(PyObject *alias, PyObject *storage, const DLTensor *dl) {
     int reaches = dlb_torch_ask_reach(alias, storage, dl);
     if (reaches != 1)
         return reaches < 0 ? -1 : DLB_DECLINED;
-    int fixed = dlb_torch_is_answer(
-        PyObject_CallMethodNoArgs(storage, torch_names[RESIZABLE]), Py_False);
-    if (fixed != 0)
-        return fixed < 0 ? -1 : 0;
-    /* as after Tensor.numpy(); the Python path knows a way for every dtype */
-    PyObject *array = PyObject_CallMethodNoArgs(alias, torch_names[TO_NUMPY]);
-    Py_XDECREF(array);
-    return array ? 0 : -1;
+    return fix_size(alias, storage);
 }
 
 /* Have the view keep `memory` besides what it keeps. */
@@ -383,20 +388,66 @@ static int take_alias(PyObject *alias, PyObject *payload, dlb_view *view) {
     return status;
 }
 
-static int take_torch_public(PyObject *x, PyObject *payload, dlb_view *view) {
-    int plain = make_torch_names() < 0 ? -1 : dlb_torch_ask_untracked(x);
-    if (plain != 1)
-        return plain < 0 ? -1 : DLB_DECLINED;
+static int take_public_alias(PyObject *x, PyObject *payload, dlb_view *view) {
     PyObject *alias = PyObject_CallMethodNoArgs(x, torch_names[DETACH]);
     if (alias == NULL)
         return -1;
     /* A mode or a transform may have made something else of it; that of a Parameter is
      * a Tensor. */
-    plain = PyObject_TypeCheck(x, Py_TYPE(alias)) ? dlb_torch_ask_plain(alias) : 0;
+    int plain = PyObject_TypeCheck(x, Py_TYPE(alias)) ? dlb_torch_ask_plain(alias) : 0;
     int status = plain < 0    ? -1
                  : plain == 0 ? DLB_DECLINED
                               : take_alias(alias, payload, view);
     Py_DECREF(alias);
+    return status;
+}
+
+/* What keeps the memory of a storage, which has elements, whatever becomes of its
+ * tensors: `hold` of it, or the storage itself where torch moves it no more. */
+static PyObject *keeper_of(PyObject *x, PyObject *storage, PyObject *hold) {
+    if (fix_size(x, storage) < 0)
+        return NULL;
+    PyObject *memory = PyObject_CallOneArg(hold, storage);
+    if (memory != Py_None)
+        return memory;
+    Py_DECREF(memory);
+    return Py_NewRef(storage);
+}
+
+/* The memory, and no tensor, is what the view keeps. */
+static int take_public_storage(PyObject *x, PyObject *storage, PyObject *hold,
+                               dlb_view *view) {
+    int status = dlb_torch_ask_memory(x, &view->dl);
+    if (status == 0 && !dlb_torch_copy_dims(view))
+        status = DLB_DECLINED;
+    if (status != 0)
+        return status;
+    bool has_elements = dlb_torch_extent(&view->dl) != 0;
+    PyObject *keeper = has_elements ? keeper_of(x, storage, hold) : Py_NewRef(storage);
+    int is_there = keeper ? dlb_torch_is_where(x, storage, &view->dl) : -1;
+    view->flags = 0;
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    view->borrowed = (dlb_stream_id){0};
+    view->buffer = is_there == 1 ? dlb_buffer_of_object(keeper) : NULL;
+    Py_XDECREF(keeper);
+    if (is_there != 1)
+        return is_there < 0 ? -1 : DLB_DECLINED;
+    return view->buffer ? 0 : -1;
+}
+
+static int take_torch_public(PyObject *x, PyObject *payload, dlb_view *view) {
+    int plain = make_torch_names() < 0 ? -1 : dlb_torch_ask_untracked(x);
+    if (plain == 1 && !dlb_torch_may_ask())
+        return take_public_alias(x, payload, view);
+    if (plain == 1)
+        plain = dlb_torch_ask_plain(x);
+    if (plain != 1)
+        return plain < 0 ? -1 : DLB_DECLINED;
+    PyObject *storage = PyObject_CallMethodNoArgs(x, torch_names[STORAGE]);
+    int status =
+        storage ? take_public_storage(x, storage, PyTuple_GET_ITEM(payload, 1), view)
+                : -1;
+    Py_XDECREF(storage);
     return status;
 }
 

@@ -402,16 +402,9 @@ dlb_buffer *dlb_torch_keep(PyObject *tensor, const DLTensor *dl) {
 int dlb_torch_take(PyObject *tensor, dlb_view *view) {
     DLTensor *dl = &view->dl;
     if (!lending.open || !dlb_torch_is_cpu(dlb_torch_impl(tensor)) ||
-        dlb_torch_borrow(tensor, dl) != 0 || 2 * dl->ndim > DLB_MAX_NDIM ||
-        !dlb_torch_has_memory(tensor, dl))
+        dlb_torch_borrow(tensor, dl) != 0 || !dlb_torch_has_memory(tensor, dl) ||
+        !dlb_torch_copy_dims(view))
         return DLB_DECLINED;
-    int32_t ndim = dl->ndim;
-    for (int32_t i = 0; i < ndim; i++) {
-        view->scratch[i] = dl->strides[i];
-        view->scratch[ndim + i] = dl->shape[i];
-    }
-    dl->strides = view->scratch;
-    dl->shape = view->scratch + ndim;
     view->flags = 0;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view->borrowed = (dlb_stream_id){0};

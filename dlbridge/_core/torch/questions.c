@@ -192,7 +192,7 @@ static bool has_same_dims(const DLTensor *a, const DLTensor *b) {
     return true;
 }
 
-static int is_as_before(PyObject *x, PyObject *storage, const DLTensor *before) {
+int dlb_torch_is_where(PyObject *x, PyObject *storage, const DLTensor *before) {
     DLTensor dl;
     int status = dlb_torch_ask_memory(x, &dl);
     if (status != 0)
@@ -218,7 +218,7 @@ int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
     }
     for (int32_t i = 0; status == 1 && i < count; i++)
         if (tensors[i].ndim >= 0)
-            status = is_as_before(objects[i], storages[i], &tensors[i]);
+            status = dlb_torch_is_where(objects[i], storages[i], &tensors[i]);
     for (int32_t i = 0; i < count; i++)
         Py_XDECREF(storages[i]); /* which their tensors keep */
     return status;

@@ -204,6 +204,21 @@ int dlb_torch_take(PyObject *tensor, dlb_view *view);
 
 extern PyMethodDef dlb_torch_functions[];
 
+/* Have the shape and strides of a view's tensor lie in the view. False: no room. */
+static inline bool dlb_torch_copy_dims(dlb_view *view) {
+    DLTensor *dl = &view->dl;
+    int32_t ndim = dl->ndim;
+    if (2 * ndim > DLB_MAX_NDIM)
+        return false;
+    for (int32_t i = 0; i < ndim; i++) {
+        view->scratch[i] = dl->strides[i];
+        view->scratch[ndim + i] = dl->shape[i];
+    }
+    dl->strides = view->scratch;
+    dl->shape = view->scratch + ndim;
+    return true;
+}
+
 /* ---- memory.c ---- */
 
 /* The tensor as it lies in memory, which stays torch's: 0, or DLB_DECLINED. */
@@ -223,7 +238,8 @@ extern PyMethodDef dlb_torch_memory_functions[];
 
 /* Whether an answer, which this takes, is `wanted`; NULL: an exception. */
 int dlb_torch_is_answer(PyObject *answer, PyObject *wanted);
-bool dlb_torch_may_ask(void); /* whether kernels are called by answers */
+/* Whether kernels are called by answers, and memory is found so. */
+bool dlb_torch_may_ask(void);
 /* Whether the thread has no mode, no transform, no profiler. */
 int dlb_torch_ask_thread(void);
 /* torch.Tensor or torch.nn.Parameter, no other subclass, where kernels are. */
@@ -242,6 +258,9 @@ int dlb_torch_ask_memory(PyObject *x, DLTensor *dl);
 int dlb_torch_ask_byte(PyObject *x, const DLTensor *dl);
 /* Whether the storage, an object, reaches as far as the tensor does. */
 int dlb_torch_ask_reach(PyObject *x, PyObject *storage, const DLTensor *dl);
+/* Whether the tensor, whose dims were copied, still lies where it lay, and the storage
+ * reaches so far. No Python code runs after the last answer. */
+int dlb_torch_is_where(PyObject *x, PyObject *storage, const DLTensor *dl);
 /* Whether the tensors, whose dims were copied, still lie where they lay, in storages
  * that reach so far. No Python code runs after the last answer. `storages`: room for as
  * many. */

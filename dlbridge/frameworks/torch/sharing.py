@@ -27,10 +27,11 @@ _MEMORY = "_dlbridge_memory"  # of a storage: a weak reference to what the views
 
 
 class Memory:
-    """What all views of one storage hold: where the storage has moved, its memory from before."""
+    """What all views of one storage hold: it, and where it has moved, its memory from before."""
 
-    __slots__ = ("__weakref__", "before")
+    __slots__ = ("__weakref__", "before", "storage")
 
+    storage: Any
     before: Any
 
 
@@ -51,16 +52,15 @@ def lent(x: Any, tensor: native.TensorBase) -> native.TensorBase:
 
 def hold(storage: Any) -> Memory | None:
     """Return what a view of a storage on the CPU must hold; None: torch moves it no more."""
-    return None if storage.is_shared() else _memory_of(storage)
-
-
-def _memory_of(storage: Any) -> Memory:
-    attributes = vars(storage)
+    if storage.is_shared():
+        return None
+    attributes = storage.__dict__
     with _LOCK:
         known = attributes.get(_MEMORY)
         memory: Memory | None = None if known is None else known()
         if memory is None:
-            memory = Memory()
+            memory = Memory()  # without __init__, which would take as long as all the rest
+            memory.storage = storage
             attributes[_MEMORY] = ref(memory)
         if known is None:
             for name in _MOVES:
