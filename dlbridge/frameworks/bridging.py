@@ -52,8 +52,9 @@ def bridge(
     order, torch.compile has the call as one operator, and torch.func.vmap is `jax.vmap`.
 
     Args:
-        f: the module; all its tensors on one device. Or the function, which takes the tree
-            `params`, then the tree `buffers` where there is one, then the arguments.
+        f: the module; all its tensors on one device, and without any it runs on that of the
+            arguments. Or the function, which takes the tree `params`, then the tree `buffers` where
+            there is one, then the arguments.
         to: "jax" or "torch".
         params: the tree of parameters of a function of JAX.
         buffers: a tree of arrays that are not trained; None for none.
@@ -68,7 +69,7 @@ def bridge(
         UnsupportedTypeError: `f` is neither a torch.nn.Module, for JAX, nor a function, for torch.
         ArgumentError: the target is another, a value is unknown, an argument is of the other
             direction, the module's parameters have no shape yet or are on several devices, or two
-            arrays would have one name.
+            arrays would have one name. By a call with tensors on two devices, too.
         ExchangeError: a parameter cannot be represented in the target.
     """
     target = adapter.target(to, "bridge")

@@ -245,6 +245,31 @@ def test_a_module_that_looks_at_values_is_refused_by_name(kind):
         function(params, X)
 
 
+@pytest.mark.parametrize(
+    ("module", "platforms"), [(nn.Tanh(), {"cpu", "cuda"}), (nn.Linear(6, 6), {"cpu"})]
+)
+def test_a_module_runs_where_its_tensors_are_and_one_without_any_on_every_device(
+    module, platforms, monkeypatch
+):
+    kernels = []
+
+    def draft(*args, **options):
+        kernels.append(made_by(*args, **options))
+        return kernels[-1]
+
+    functions = pytest.importorskip("dlbridge.frameworks.jax.functions")
+    made_by = functions.draft
+    monkeypatch.setattr(functions, "draft", draft)
+    function, params = dlbridge.bridge(module, to="jax")
+    found = jax.jit(jax.grad(lambda x: (function(params, x) ** 2).sum()))(X)
+    x = torch.from_numpy(X).requires_grad_()
+    (module(x) ** 2).sum().backward()
+    close(found, x.grad)
+    assert len(kernels) == 2  # and that of the derivative
+    for kernel in kernels:
+        assert set(kernel.functions) == platforms
+
+
 def test_a_transformer_and_a_normalised_convolution_have_the_values_of_torch():
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
     images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(True), nn.MaxPool2d(2))

@@ -604,6 +604,50 @@ def test_trees_as_other_libraries_make_them(style):
 
 # ---- refusals ------------------------------------------------------------------------------------
 
+TWO_DEVICES = """
+import jax, torch, dlbridge
+def add(params, x, y): return x + y
+module = dlbridge.bridge(add, to="torch", params=())
+from dlbridge.frameworks.torch import layers
+def lend(framework, tensor):  # what is on meta here stands for a second device
+    return jax.device_put(jax.numpy.zeros(2), jax.devices()[tensor.device.type == "meta"])
+layers._lend = lend
+x, y = torch.zeros(2), torch.zeros(2, device="meta")
+module(x, x)
+try:
+    module(x, y)
+except dlbridge.errors.ArgumentError as error:
+    print(error)
+"""
+MIXED = (
+    "add: the module and the arguments must be on one device, and the tensors of this call are on "
+    "cpu and {}; move them with .to(device)"
+)
+
+
+@pytest.mark.subprocess
+def test_tensors_on_two_devices_are_refused_by_name(run_python):
+    flags = "--xla_force_host_platform_device_count=2"
+    assert run_python(TWO_DEVICES, XLA_FLAGS=flags).check().strip() == MIXED.format("meta")
+
+
+def test_a_graph_of_tensors_on_two_devices_is_refused_by_name():
+    """Where torch.compile and torch.export ask for the shapes of results."""
+
+    def add(params, x, y):
+        return x + y
+
+    layers = pytest.importorskip("dlbridge.frameworks.torch.layers")
+    module = bridged(add, ())
+    module(X, X)
+    (call,) = module._signatures._found.values()
+    number, x = layers._numbered(call.program), torch.empty(3, 4, device="meta")
+    (made,) = torch.ops.dlbridge_bridge.run([x, x], number)
+    assert (made.device.type, made.shape) == ("meta", x.shape)
+    with pytest.raises(ArgumentError) as refused:
+        torch.ops.dlbridge_bridge.run([X, x], number)
+    assert str(refused.value) == MIXED.format("meta")
+
 
 def test_what_cannot_cross_is_refused_with_advice():
     with pytest.raises(UnsupportedTypeError, match=r"must be a function of JAX, got int.*wrap"):

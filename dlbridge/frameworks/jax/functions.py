@@ -39,7 +39,7 @@ class Module(Protocol):
 
     name: str
     framework: str
-    platform: str
+    platforms: tuple[str, ...]
     parameters: dict[str, Any]
     buffers: dict[str, Any]
 
@@ -250,7 +250,8 @@ def _wrap(
     options: Any = {"batch": batch} if is_batched else {}
     function.only_reads = True  # what the module writes was found by `trace`, and is copied first
     named = abi or f"python:{module.framework}"
-    return draft(schema, {module.platform: named}, {module.platform: function}, vjp=vjp, **options)
+    abis = dict.fromkeys(module.platforms, named)
+    return draft(schema, abis, dict.fromkeys(module.platforms, function), vjp=vjp, **options)
 
 
 def _has_room(schema: Schema) -> bool:

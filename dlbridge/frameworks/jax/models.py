@@ -230,11 +230,13 @@ class Call(NamedTuple):
         program: computes results, and then the buffers as the call leaves them.
         structure: of what the function returns.
         size: how many of the results are in it; the rest are buffers.
+        is_single: whether it is one array, in no tuple or other container.
     """
 
     program: Program
     structure: Any
     size: int
+    is_single: bool
 
 
 class Model:
@@ -325,7 +327,8 @@ class Model:
             if self._is_mutable:
                 made, new = self._split(made)
             leaves, made_structure = jax.tree.flatten(made)
-            outcome[:] = [made_structure, len(leaves)]
+            is_single = jax.tree_util.treedef_is_leaf(made_structure)
+            outcome[:] = [made_structure, len(leaves), is_single]
             return _fresh([_data(each) for each in [*leaves, *new]], operands)
 
         program = Program(self.name, function, forms)

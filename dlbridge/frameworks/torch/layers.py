@@ -123,10 +123,15 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
             return self._forward_in_graph(args, kwargs)
         model = self._signatures.model
         operands = self._tensors()
-        leaves, structure = model.flatten((args, kwargs))
-        static = [_take(model, leaf, operands) for leaf in leaves]
-        forms = [(each.shape, each.dtype) for each in operands]
-        signature = self._signatures.find(structure, static, forms)
+        if not kwargs and _PLAIN.issuperset(map(type, args)):
+            operands += args
+            forms = tuple([(each.shape, each.dtype) for each in operands])
+            signature = self._signatures.find_plain(len(args), forms)
+        else:
+            leaves, structure = model.flatten((args, kwargs))
+            static = tuple([_take(model, leaf, operands) for leaf in leaves])
+            forms = tuple([(each.shape, each.dtype) for each in operands])
+            signature = self._signatures.find(structure, static, forms)
         if self._updated and torch.is_grad_enabled():
             _set_apart(operands, model.returned)
         if not _is_plain(operands):
@@ -135,6 +140,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
             made = _call(signature.program, operands, self._lent.find(operands, forms))
         if self._updated:
             self._update(made[signature.size :])
+        if signature.is_single:
+            return made[0]
         return model.unflatten(signature.structure, made[: signature.size])
 
     def _tensors(self) -> list[Any]:
@@ -209,6 +216,7 @@ class _Signatures:
         self.model = model
         self.number = next(_numbers)
         self._found: dict[Hashable, Any] = {}
+        self._plain: dict[Hashable, Any] = {}  # some of them, by their forms
         self._lock = registry.lock()
         _BY_NUMBER[self.number] = self
 
@@ -222,8 +230,19 @@ class _Signatures:
             "it into a module that dlbridge.bridge makes again"
         )
 
-    def find(self, structure: Any, static: Sequence[Any], forms: Sequence[Any]) -> Any:
-        key = structure, tuple(static), tuple(forms), self.model.is_wide()
+    def find_plain(self, count: int, forms: tuple[Any, ...]) -> Any:
+        """Return what a call does whose arguments are so many tensors, by position."""
+        key = forms, self.model.is_wide()
+        found = self._plain.get(key)
+        if found is None:
+            leaves, structure = self.model.flatten(((_TENSOR,) * count, {}))
+            static = ((None, None),) * len(leaves)
+            found = self._plain[key] = self.find(structure, static, forms)
+        return found
+
+    def find(self, structure: Any, static: tuple[Any, ...], forms: tuple[Any, ...]) -> Any:
+        """Return what a call does."""
+        key = structure, static, forms, self.model.is_wide()
         try:
             found = self._found.get(key)
         except TypeError:
@@ -294,6 +313,7 @@ def _choose(program: Program, needs: tuple[int, ...]) -> Any:
 
 
 def _run(program: Program, tensors: Sequence[Any], lent: Sequence[Any] = ()) -> list[Any]:
+    """Return the results of a program; `lent` has loans of the first tensors, or None."""
     settings = program.settings()
     if settings is None:
         return _run_now(program, tensors, lent)
@@ -303,11 +323,25 @@ def _run(program: Program, tensors: Sequence[Any], lent: Sequence[Any] = ()) -> 
 
 def _run_now(program: Program, tensors: Sequence[Any], lent: Sequence[Any]) -> list[Any]:
     arrays = [
-        each.array if each is not None and each.is_of(tensor) else _lend(program.framework, tensor)
+        each.array if each is not None else _lend(program.framework, tensor)
         for tensor, each in zip_longest(tensors, lent)
     ]
+    try:
+        made = program.run(*arrays)
+    except ValueError:  # the other framework says it in its own words
+        _check_devices(program, tensors)
+        raise
     # A result that is there has been computed: nothing reads the tensors any more.
-    return [native.convert(each, "torch") for each in program.run(*arrays)]
+    return [native.convert(each, "torch") for each in made]
+
+
+def _check_devices(program: Program, tensors: Sequence[Any]) -> None:
+    devices = dict.fromkeys(str(each.device) for each in tensors)
+    if len(devices) > 1:
+        raise ArgumentError(
+            f"{program.name}: the module and the arguments must be on one device, and the tensors "
+            f"of this call are on {' and '.join(devices)}; move them with .to(device)"
+        )
 
 
 def _lend(framework: str, tensor: Any) -> Any:
@@ -347,14 +381,14 @@ class _Lent:
 
     def find(self, tensors: Sequence[Any], forms: Sequence[Any]) -> Sequence[_Loan | None]:
         """Return the loan of each tensor of the module, None where it has to be lent each time."""
-        loans = [
+        found = [
             each
             if each is not None and each.form == form and each.is_of(tensor)
             else self._make(tensor, form)
             for each, tensor, form in zip(self._loans, tensors, forms, strict=False)
         ]
-        self._loans = loans
-        return loans
+        self._loans = found
+        return found
 
     def _make(self, tensor: Any, form: Any) -> _Loan | None:
         """Lend a tensor for several calls; on a GPU, each call orders the work of both."""
@@ -385,7 +419,12 @@ class _Differentiated(torch.autograd.Function):  # type: ignore[misc]
         if torch.is_grad_enabled():
             found = _call_any(*_derivative(ctx, given))
         else:
-            found = _run(ctx.linear.backward, [*_read_by_backward(ctx), *given], ctx.lent)
+            operands = [*_read_by_backward(ctx), *given]
+            lent = [  # a hook of saved tensors may give others
+                each if each is not None and each.is_of(tensor) else None
+                for each, tensor in zip(ctx.lent, operands, strict=False)
+            ]
+            found = _run(ctx.linear.backward, operands, lent)
         return (None, None, *_spread(ctx.linear, found))
 
 
@@ -460,10 +499,12 @@ def _run_operator(operands: Sequence[Any], number: int) -> list[Any]:
 
 
 def _describe_results(operands: Sequence[Any], number: int) -> list[Any]:
+    program = _forward_of(number)
+    _check_devices(program, operands)
     device = operands[0].device if operands else None
     return [
         torch.empty(shape, dtype=dtype.to("torch"), device=device)
-        for shape, dtype in _forward_of(number).results
+        for shape, dtype in program.results
     ]
 
 
@@ -634,8 +675,8 @@ def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int
     signatures = _BY_NUMBER[number]
     model = signatures.model
     leaves, structure = model.flatten(_example(arguments))
-    static = [(None, None) if each is _TENSOR else (type(each), each) for each in leaves]
-    found = signatures.find(structure, static, [(torch.Size(x), dtype) for x, dtype in forms])
+    static = tuple([(None, None) if each is _TENSOR else (type(each), each) for each in leaves])
+    found = signatures.find(structure, static, tuple([(torch.Size(x), y) for x, y in forms]))
     places = tuple(place for place, needed in enumerate(needs) if needed)
     chosen = _choose(found.program, places)
     outcome = model.unflatten(found.structure, [_Leaf(place) for place in range(found.size)])

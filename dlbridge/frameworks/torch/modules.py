@@ -55,7 +55,7 @@ class Module:
     Attributes:
         name: of its class.
         parameters, buffers: its tensors by their names; one that is shared has the first.
-        platform: "cpu" or "cuda".
+        platforms: where its tensors are, "cpu" or "cuda"; both, if it has none.
     """
 
     framework = "torch"
@@ -66,7 +66,7 @@ class Module:
         self.buffers = dict(module.named_buffers())
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self._check(tensors)
-        self.platform = tensors[0].device.type if tensors else "cpu"
+        self.platforms = (tensors[0].device.type,) if tensors else ("cpu", "cuda")
         self.copy = deepcopy(module, {id(each): each for each in tensors})
         places = {id(each): place for place, each in enumerate(tensors)}
         self.count = len(tensors)
@@ -108,7 +108,7 @@ class Module:
         require_importable("triton", f"bridge: {self.name}: torch, for fake tensors,")
         with FakeTensorMode(), torch.no_grad():
             operands = [
-                torch.empty(shape, dtype=dtype.to("torch"), device=self.platform)
+                torch.empty(shape, dtype=dtype.to("torch"), device=self.platforms[0])
                 for shape, dtype in forms
             ]
             operands[: self.count] = self._cast(operands)
