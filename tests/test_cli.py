@@ -179,7 +179,8 @@ def test_a_refusal_is_explained_with_status_1(
         (["numpy:zeros(3)", "--to", "nump"], "did you mean 'numpy'?"),
         (["numpy:zeros(3)", "--to", "numpy", "--policy", "readonly=shared"], "'share'"),
         (["numpy:zeros(3)", "--to", "numpy", "--policy", "readonly"], "NAME=VALUE"),
-        (["numpy", "--to", "numpy"], "MODULE:EXPRESSION"),
+        (["numpy", "--to", "numpy"], "MODULE:EXPRESSION is needed, such as 'numpy:zeros(3)'"),
+        (["numpy.zeros(3)[::-1]", "--to", "numpy"], "such as 'numpy:zeros(3)[::-1]', got "),
     ],
 )
 def test_a_wrong_call_of_explain_is_one_line_and_status_2(

@@ -264,8 +264,10 @@ def resolve(text: str) -> Any:
         ArgumentError: the text has another form.
     """
     module, colon, expression = text.partition(":")
-    if not (module and colon and expression):
-        raise ArgumentError(f"MODULE:EXPRESSION is needed, got {text!r}")
+    if not (re.fullmatch(r"[\w.]+", module) and colon and expression):
+        root, _, rest = text.partition(".")
+        meant = f"{root}:{rest}" if root.isidentifier() and rest else "numpy:zeros(3)"
+        raise ArgumentError(f"MODULE:EXPRESSION is needed, such as {meant!r}, got {text!r}")
     return eval(expression, vars(import_module(module)))  # noqa: S307  (the user's own)
 
 

@@ -176,6 +176,7 @@ def _check_stream(call: str, stream: Any) -> int | None:
         raise ArgumentError(
             f'{call}: stream must be "current", "none", the integer of a stream as in __dlpack__ '
             f"or the stream of a framework, got {stream!r}"
+            + did_you_mean(stream, ("current", "none") if isinstance(stream, str) else ())
         ) from None
 
 

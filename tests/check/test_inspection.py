@@ -253,4 +253,4 @@ class TestCommand:
         assert cli.main(["inspect", "numpy:nothing"]) == 2
         assert cli.main(["inspect", "sys:exit(1)"]) == 2
         assert cli.main(["inspect", "builtins:exit"]) == 2
-        assert "MODULE:EXPRESSION is needed, got 'numpy'" in capsys.readouterr().err
+        assert "is needed, such as 'numpy:zeros(3)', got 'numpy'" in capsys.readouterr().err

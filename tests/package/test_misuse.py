@@ -257,6 +257,15 @@ def test_a_misspelt_keyword_of_a_method_suggests_the_nearest(cls: type, name: st
             )
 
 
+def test_what_is_given_in_the_wrong_way_says_how_it_is_given() -> None:
+    with pytest.raises(TypeError, match=r'^to_numpy\(\) takes .* by name, such as device="cpu"$'):
+        dlbridge.to_numpy(X, "cpu")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'devixe'; it takes device and copy$"):
+        tensor().to(devixe="cpu")  # type: ignore[call-arg]
+    with pytest.raises(dlbridge.errors.ArgumentError, match=r"; did you mean 'current'\?$"):
+        dlbridge.to_numpy(X, stream="curremt")
+
+
 def test_a_misspelt_name_of_a_dtype_or_device_suggests_the_nearest() -> None:
     with pytest.raises(dlbridge.errors.ArgumentError, match=r"^zeros: .*did you mean 'float32'\?$"):
         dlbridge.zeros(2, "flaot32")

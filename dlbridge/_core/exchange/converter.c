@@ -745,9 +745,11 @@ static PyObject *go_slow(converter *self, PyObject *const *args, Py_ssize_t coun
                          PyObject *names) {
     Py_ssize_t keywords = names ? PyTuple_GET_SIZE(names) : 0;
     if (count != 1)
-        return PyErr_Format(PyExc_TypeError,
-                            "%U() takes exactly one positional argument (%zd given)",
-                            self->qualified_name, count);
+        return PyErr_Format(
+            PyExc_TypeError,
+            "%U() takes exactly one positional argument (%zd given); pass "
+            "policies by name, such as device=\"cpu\"",
+            self->qualified_name, count);
     if (dlb.slow_convert == NULL)
         return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
     PyObject *stack[16] = {args[0], self->name};

@@ -331,7 +331,10 @@ static int parse_to(PyObject *const *args, Py_ssize_t count, PyObject *names,
                    PyUnicode_CompareWithASCIIString(name, "device") == 0) {
             *device = value;
         } else {
-            PyErr_Format(PyExc_TypeError, "to() got an unexpected argument %R", name);
+            PyErr_Format(PyExc_TypeError,
+                         "to() got an unexpected keyword argument %R; it takes "
+                         "device and copy",
+                         name);
             return -1;
         }
     }
