@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -75,7 +76,8 @@ class Preloaded:
 def _serve(orders: IO[str], answers: IO[str]) -> Any:
     """Fork for each order; return the order in the child, None at the end of the input."""
     for line in orders:
-        child = os.fork()
+        with warnings.catch_warnings(action="ignore"):  # JAX's, of threads: there are none yet
+            child = os.fork()
         if child == 0:
             return json.loads(line)
         print(child, file=answers, flush=True)

@@ -105,6 +105,7 @@ JAX = """
 """
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16", "float8_e4m3fn"])
 def test_a_view_survives_the_deletion_of_a_jax_array(
@@ -138,6 +139,7 @@ def test_a_view_survives_the_deletion_of_a_jax_array(
     ).check()
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 def test_a_result_of_a_jitted_kernel_may_be_deleted(
     framework: Any, run_python: Callable[..., Any]
@@ -160,6 +162,7 @@ def test_a_result_of_a_jitted_kernel_may_be_deleted(
     ).check()
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_jax_arrays_may_be_deleted_at_exit_under_views(
@@ -178,6 +181,7 @@ def test_jax_arrays_may_be_deleted_at_exit_under_views(
     ).check()
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 def test_a_jax_array_may_be_deleted_by_a_kernel_that_reads_it(
     framework: Any, run_python: Callable[..., Any]

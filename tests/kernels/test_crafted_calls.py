@@ -236,6 +236,7 @@ for name in sys.argv[1:] or CASES:
 """
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax", "compiled")
 def test_exported_programs_that_are_crafted_are_refused(run_python: Any) -> None:

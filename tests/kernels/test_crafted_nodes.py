@@ -193,6 +193,7 @@ for name, scalars in ((b"\x1b[2J\n\xe2\x80\xae", b""), (b"\x1b[2J\n\xe2\x80\xae"
 GOOD = ("a kernel as it is", [[2.0, 2.0]])
 
 
+@pytest.mark.preloaded("tensorflow")
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("tf", "compiled")
 @pytest.mark.full
@@ -205,6 +206,7 @@ def test_nodes_that_do_not_agree_with_their_kernel_are_refused(run_python: Any) 
     assert {result for _, result in refused} == {"InvalidArgumentError", "ArgumentError"}
 
 
+@pytest.mark.preloaded("tensorflow")
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("tf", "compiled")
 @pytest.mark.full
@@ -242,6 +244,7 @@ with tf.Graph().as_default() as imported:
 """
 
 
+@pytest.mark.preloaded("tensorflow")
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("tf", "compiled")
 def test_a_tensor_of_a_dtype_that_no_kernel_takes_is_refused_by_number(run_python: Any) -> None:

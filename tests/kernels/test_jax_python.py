@@ -145,6 +145,7 @@ PARALLEL = """
 """
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")

@@ -549,6 +549,7 @@ SHARDED = """
 """
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.full
 def test_derivatives_within_shard_map(run_python: Any, jax: Any) -> None:
@@ -559,6 +560,7 @@ def test_derivatives_within_shard_map(run_python: Any, jax: Any) -> None:
     assert "done" in run_python(SHARDED, timeout=400, XLA_FLAGS=flags).check()  # XLA compiles much
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")
 def test_two_devices(run_python: Any) -> None:
@@ -619,6 +621,7 @@ IMPORT = """
 """
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")
@@ -660,6 +663,7 @@ CACHE = """
 """
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")

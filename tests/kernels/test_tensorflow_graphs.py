@@ -464,6 +464,7 @@ def model(tf: Any, samples: Any, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.preloaded("tensorflow")
 @pytest.mark.subprocess
 @pytest.mark.fast(lambda which: which == "same")
 @pytest.mark.parametrize(

@@ -183,7 +183,9 @@ LOAD = {
 }
 
 
-@pytest.mark.parametrize("name", SAVE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.preloaded(name)) for name in SAVE]
+)
 def test_a_saved_program_of_a_name_wrapped_again_runs_in_another_process(
     framework: Any, run_python: Any, tmp_path: Any, name: str
 ) -> None:

@@ -69,6 +69,7 @@ def test_keys_and_abstract_shapes_are_refused() -> None:
         from_dlpack(jax.ShapeDtypeStruct((3,), "float32"))
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 def test_arrays_over_two_devices(run_python: Callable[..., Any]) -> None:
     run_python(
@@ -363,6 +364,7 @@ def test_recognition_needs_no_import(run_python: Callable[..., Any]) -> None:
 # ---- known defects -----------------------------------------------------------------------------
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.fact(4)
 def test_a_producer_may_have_no_deleter(run_python: Callable[..., Any]) -> None:
@@ -408,6 +410,7 @@ def test_wide_elements_are_refused_until_x64_is_enabled(dtype: str) -> None:
     refused("dtype", dlbridge.to_jax, x)
 
 
+@pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.fact(25)
 def test_an_array_of_the_second_cpu_is_cpu_memory(run_python: Callable[..., Any]) -> None:

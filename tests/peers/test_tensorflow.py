@@ -199,6 +199,7 @@ def test_convert_by_module_and_type() -> None:
 # ---- known defects -----------------------------------------------------------------------------
 
 
+@pytest.mark.preloaded("tensorflow")
 @pytest.mark.subprocess
 @pytest.mark.fact(2)
 @pytest.mark.fact(3)
@@ -285,6 +286,7 @@ def test_triton_has_to_be_imported_first(run_python: Callable[..., Any]) -> None
     run_python("import triton, tensorflow").check()
 
 
+@pytest.mark.preloaded("tensorflow")
 def test_nothing_imports_triton_after_tensorflow(
     run_python: Callable[..., Any], tmp_path: Path
 ) -> None:
