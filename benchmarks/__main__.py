@@ -40,6 +40,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("benchmark", choices=BENCHMARKS)
     parser.add_argument("python", nargs="*", type=Path, help="versions: in which environments")
+    parser.add_argument(
+        "--unproved", action="store_true", help="versions: also as if torch had no proof"
+    )
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run at all?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="matrix: draw the heat map")
@@ -47,10 +50,12 @@ def main() -> None:
     arguments = parser.parse_args()
     for path in filter(None, (arguments.json, arguments.svg)):
         path.parent.mkdir(parents=True, exist_ok=True)
-    of_pythons = {"pythons": arguments.python} if arguments.benchmark == "versions" else {}
-    if arguments.python and not of_pythons:
-        parser.error("PYTHON: only for versions")
-    figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick, **of_pythons)
+    of_versions = {"pythons": arguments.python, "unproved": arguments.unproved}
+    if arguments.benchmark != "versions":
+        if any(of_versions.values()):
+            parser.error("PYTHON and --unproved: only for versions")
+        of_versions = {}
+    figures = BENCHMARKS[arguments.benchmark](quick=arguments.quick, **of_versions)
     if arguments.json:
         write_file(arguments.json, [f"{json.dumps(figures, indent=1)}\n".encode()])
     if arguments.svg and "cells" not in figures:

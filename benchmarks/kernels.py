@@ -61,6 +61,8 @@ ROWS = [
     Row("numpy, without a schema", "numpy_bare(a, b, c)", TVM_FFI, "tvm_noop(a, b, c)", 0.15),
     Row("torch eager fast path", "torch_noop(t, u, v)", EMPTY, "empty(t, u, v)", 8),
     Row("torch eager fast path", "torch_noop(t, u, v)", TVM_FFI, "tvm_noop(t, u, v)", 0.6),
+    Row("torch eager fast path", "torch_noop(t, u, v)", "torch.ops.aten.add.out",
+        "torch_ops_add(t, u, out=v)", 1),
     Row("jax arrays, direct", "jax_look(j, k, l)", EMPTY, "empty(j, k, l)", 45),
     Row("jax arrays, direct", "jax_look(j, k, l)", TVM_FFI, "tvm_noop(j, k, l)", 0.25),
     Row("jax arrays, direct, without a schema", "jax_bare(j, k, l)", TVM_FFI, "tvm_noop(j, k, l)",
@@ -264,6 +266,7 @@ def make_torch_names(
         "torch_bare": dlbridge.to_pytorch_func(bare),
         "operator": find_operator(noop),
         "torch_add": torch.add,
+        "torch_ops_add": torch.ops.aten.add.out,
     }
 
 

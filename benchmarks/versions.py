@@ -1,9 +1,10 @@
 """The bars of ordinary calls in each environment: `python -m benchmarks versions [PYTHON ...]`.
 
 An environment is a Python with its packages: those given, or those of the folders `.venv*` of the
-checkout. Each has a process of its own, in which ours and the fastest code by hand take turns. The
-figure is the processor time of the thread; in a run of a graph and inside compiled programs, which
-have threads of their own, it is the time on the clock.
+checkout. Each has a process of its own, in which ours and the fastest code by hand take turns; with
+`--unproved` one more, in which torch is treated as a version that was not proved. The figure is the
+processor time of the thread; in a run of a graph and inside compiled programs, which have threads
+of their own, it is the time on the clock.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ OWN = [
 FROM_KERNELS = [
     ("numpy", kernels.TVM_FFI),
     ("torch eager fast path", kernels.TVM_FFI),
+    ("torch eager fast path", "torch.ops.aten.add.out"),
     ("torch, without a schema", kernels.TVM_FFI),
     ("torch operator, destination-passing", "torch.add(out=)"),
     ("to_pytorch_func(tvm_module)", "TVM's to_pytorch_func"),
@@ -108,23 +110,29 @@ FROM_ORDINARY = [
 FROM_SLOPES = [("inside a jit graph", "jax-tvm-ffi")]
 
 
-def run(*, quick: bool, pythons: Sequence[Path] = ()) -> dict[str, Any]:
-    """Measure in each environment, one after the other; print and return the figures."""
+def run(*, quick: bool, pythons: Sequence[Path] = (), unproved: bool = False) -> dict[str, Any]:
+    """Measure in each environment, one after the other; print and return the figures.
+
+    `unproved`: and once more in each, as if its torch had no proof.
+    """
     found = list(pythons) or sorted(ROOT.glob(".venv*/bin/python")) or [Path(sys.executable)]
     environments = []
     for python in found:
         print(f"{python} …", file=sys.stderr, flush=True)
         environments.append(measure_environment(python, quick))
+        if unproved:
+            environments.append(measure_environment(python, quick, unproved=True))
     figures = {"machine": describe_machine(), "environments": environments}
     print_figures(figures)
     return figures
 
 
-def measure_environment(python: Path, quick: bool) -> dict[str, Any]:
+def measure_environment(python: Path, quick: bool, unproved: bool = False) -> dict[str, Any]:
     """Return the figures that the process of this Python prints, or why there are none."""
     if not python.exists():
         return {"python": str(python), "failure": "is not there"}
-    command = [str(python), "-m", "benchmarks.versions", *(["--quick"] if quick else [])]
+    command = [str(python), "-m", "benchmarks.versions"]
+    command += [*(["--quick"] if quick else []), *(["--unproved"] if unproved else [])]
     env = {**os.environ, **exchange.QUIET, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=False)
     if done.returncode != 0:
@@ -140,11 +148,22 @@ def main() -> None:
     """Measure in this environment; write the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--unproved", action="store_true")
     given = parser.parse_args()
+    if given.unproved:
+        forget_proofs()
     answer = os.fdopen(os.dup(1), "w")  # what frameworks and compilers print goes elsewhere
     os.dup2(2, 1)
     json.dump(measure_here(QUICK if given.quick else THOROUGH), answer)
     answer.close()
+
+
+def forget_proofs() -> None:
+    """Treat torch as a version that was not proved."""
+    from dlbridge.frameworks.torch import proofs
+
+    vars(proofs)["proof"] = lambda: None
+    vars(proofs)["why_unproved"] = lambda: "its proof was set aside"
 
 
 def measure_here(effort: Effort) -> dict[str, Any]:
@@ -405,7 +424,10 @@ def label(environment: dict[str, Any]) -> str:
     names = {"torch": "torch", "jax": "JAX", "tensorflow": "TF", "tvm_ffi": "tvm-ffi"}
     found = environment["versions"]
     known = [(names.get(key, key), found[key].partition("+")[0]) for key in found if key in names]
-    return ", ".join(f"{name} {version}" for name, version in known) or "NumPy"
+    path = " without a proof" if environment["torch_path"].startswith("general") else ""
+    paths = {"torch": path}
+    named = [f"{name} {version}{paths.get(name, '')}" for name, version in known]
+    return ", ".join(named) or "NumPy"
 
 
 def tell(environment: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,16 @@ def test_what_misses_its_bar_is_marked_and_counted(tmp_path: Path) -> None:
     environments: list[dict[str, Any]] = [
         {"versions": {"numpy": "2.4", "torch": "2.13.0+cpu"}, "torch_path": "direct",
          "rows": [row("f(x)", 0.5, 0.4), row("g(x)", 0.25, 1)]},
+        {"versions": {"torch": "2.13.0"}, "torch_path": "general: its proof was set aside",
+         "rows": [row("f(x)", 1.5, 1)]},
         {"versions": {"numpy": "1.23"}, "torch_path": "", "rows": [row("f(x)", 0.5, 1)]},
         {"python": "old/bin/python", "failure": "ended with status 1"},
     ]  # fmt: skip
     header, rows = versions.tabulate(environments)
-    assert header[3:] == ["torch 2.13.0", "NumPy"]
+    assert header[3:] == ["torch 2.13.0", "torch 2.13.0 without a proof", "NumPy"]
     assert rows == [
-        ["f(x)", "np.f(x)", "0.4 / 1", "**0.50**", "0.50"],
-        ["g(x)", "np.f(x)", "1", "0.25", ""],
+        ["f(x)", "np.f(x)", "0.4 / 1", "**0.50**", "**1.50**", "0.50"],
+        ["g(x)", "np.f(x)", "1", "0.25", "", ""],
     ]
     page = tmp_path / "docs/performance.md"
     page.parent.mkdir()
@@ -57,9 +60,23 @@ def test_what_misses_its_bar_is_marked_and_counted(tmp_path: Path) -> None:
     assert text.startswith("before\n<!-- benchmark versions -->\n| call |")
     assert text.endswith("<!-- end -->\nafter\n")
     assert "old\n" not in text
-    assert "| `f(x)` | `np.f(x)` | 0.4 / 1 | **0.50** | 0.50 |" in text
+    assert "| `f(x)` | `np.f(x)` | 0.4 / 1 | **0.50** | **1.50** | 0.50 |" in text
     assert "- torch 2.13.0: 1 of 2 calls reach their bar; torch's tensors: direct" in text
     assert "- old/bin/python: ended with status 1" in text
+
+
+def test_torch_can_be_measured_without_its_proof(
+    run_python: Callable[..., Any], framework: Callable[[str], Any]
+) -> None:
+    framework("torch")
+    code = """
+        from benchmarks import versions
+        versions.forget_proofs()
+        import torch, dlbridge
+        assert dlbridge.to_numpy(torch.ones(2)).tolist() == [1, 1]
+        print(versions.torch_path())
+    """
+    assert run_python(code).check().strip() == "general: its proof was set aside"
 
 
 def test_an_environment_that_is_not_there_has_no_figures(tmp_path: Path) -> None:
