@@ -263,7 +263,7 @@ def test_what_is_given_in_the_wrong_way_says_how_it_is_given() -> None:
     with pytest.raises(TypeError, match=r"'devixe'; it takes device and copy$"):
         tensor().to(devixe="cpu")  # type: ignore[call-arg]
     with pytest.raises(dlbridge.errors.ArgumentError, match=r"; did you mean 'current'\?$"):
-        dlbridge.to_numpy(X, stream="curremt")
+        dlbridge.to_numpy(X, stream="CURRENT")
 
 
 def test_a_misspelt_name_of_a_dtype_or_device_suggests_the_nearest() -> None:
