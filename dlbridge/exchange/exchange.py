@@ -647,7 +647,10 @@ def _checked_copy(
             return fresh
         try:
             with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-                assign(fresh, host)
+                if _FLOATS.issuperset((host._dtype_triple, fresh._dtype_triple)):
+                    np.copyto(as_array(fresh), as_array(host), casting="same_kind")
+                else:
+                    assign(fresh, host)
                 check_kept(host, fresh)
         except ExchangeError as error:
             text = str(error).removesuffix(f" [{error.reason}]")
@@ -659,6 +662,7 @@ def _checked_copy(
     return context.copying("dlbridge", "dtype", copy, lambda: empty(tensor.shape, dtype))
 
 
+_FLOATS = frozenset((2, bits, 1) for bits in (16, 32, 64))  # NumPy's own
 _INTEGERS = frozenset((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64))
 
 

@@ -816,6 +816,22 @@ def test_values_that_do_not_fit_are_not_narrowed(value: Any, dtype: str) -> None
     assert caught.value.reason == "dtype"
 
 
+@pytest.mark.parametrize("wide", ["float64", "float32"])
+@pytest.mark.parametrize("narrow", ["float32", "float16"])
+def test_strided_numbers_are_rounded_as_numpy_rounds_them(wide: str, narrow: str) -> None:
+    """Of any layout, each number its own; what has no finite number there is refused."""
+    x = np.linspace(-3, 3, 48).reshape(6, 8).astype(wide)
+    for view in (x, x.T, x[::-1, ::3], x[0, 0], x[:0], np.broadcast_to(x[0], (4, 8))):
+        made = dlbridge.to_numpy(view, dtype=narrow)
+        assert made.dtype == narrow and made.shape == view.shape
+        np.testing.assert_array_equal(made, view.astype(narrow))
+        assert wide == narrow or not np.shares_memory(made, view)
+    if wide != narrow:
+        with pytest.raises(ExchangeError, match="does not fit") as caught:
+            dlbridge.to_numpy(np.array([1, np.finfo(wide).max], wide), dtype=narrow)
+        assert caught.value.reason == "dtype"
+
+
 def test_nan_and_infinity_survive_narrowing() -> None:
     pytest.importorskip("jax")
     made = dlbridge.to_jax(np.array([np.nan, np.inf, -np.inf]), narrow="checked")
