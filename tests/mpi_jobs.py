@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
+MANY = 600  # seconds that a job of many programs may take: it guards against hanging
 MPIEXEC = shutil.which(
     "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 )
@@ -139,3 +140,16 @@ def said_by(
             said.setdefault(name, []).append(result)
     said["the end"] = [done.returncode, done.stderr]
     return said
+
+
+def run_together(folder: Path, count: int, script: Path, *arguments: object) -> Said:
+    """Run many programs in one job; return what each rank said of each.
+
+    On a busy machine that takes minutes. A job that is not over in time is ended, once: what its
+    programs have said until then counts, and the others say nothing.
+    """
+    try:
+        done = start(count, script, *arguments, timeout=MANY)
+    except AssertionError as late:
+        done = subprocess.CompletedProcess([], -signal.SIGKILL, "", str(late))
+    return said_by(folder, count, done)

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
+from mpi_jobs import (
+    MANY,
+    Said,
+    needs_mpi,
+    needs_openmpi,
+    needs_ulfm,
+    run_together,
+    said_by,
+    start,
+)
 
 import dlbridge.graph as tf
 
@@ -90,8 +99,8 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], S
     def run(kind: str, count: int) -> Said:
         if (kind, count) not in known:
             folder = tmp_path_factory.mktemp(f"{kind}{count}")
-            done = start(count, PROGRAMS, folder, kind, *TOGETHER[kind])
-            known[kind, count] = said_by(folder, count, done)
+            programs = TOGETHER[kind]
+            known[kind, count] = run_together(folder, count, PROGRAMS, folder, kind, *programs)
         return known[kind, count]
 
     return run
@@ -99,7 +108,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], S
 
 @needs_mpi
 @pytest.mark.subprocess
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(MANY + 60)
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.parametrize(("kind", "name"), CASES)
 @pytest.mark.fast(lambda count: count == 2)
@@ -113,7 +122,7 @@ def test_program(kind: str, name: str, count: int, together: Callable[[str, int]
 
 @needs_mpi
 @pytest.mark.subprocess
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(MANY + 60)
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.parametrize("kind", TOGETHER)
 @pytest.mark.fast(lambda count: count == 2)

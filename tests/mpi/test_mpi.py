@@ -9,9 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mpi_jobs
 import pytest
 from mpi import pmi
-from mpi_jobs import Said, needs_mpi, needs_openmpi, needs_ulfm, said_by, start
+from mpi_jobs import (
+    MANY,
+    Said,
+    needs_mpi,
+    needs_openmpi,
+    needs_ulfm,
+    run_together,
+    said_by,
+    start,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("mpi_programs.py")
@@ -98,7 +108,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Said]:
     def run(count: int) -> Said:
         if count not in known:
             folder = tmp_path_factory.mktemp(f"ranks{count}")
-            known[count] = said_by(folder, count, start(count, PROGRAMS, folder, *TOGETHER))
+            known[count] = run_together(folder, count, PROGRAMS, folder, *TOGETHER)
         return known[count]
 
     return run
@@ -106,6 +116,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Said]:
 
 @needs_mpi
 @pytest.mark.subprocess
+@pytest.mark.timeout(MANY + 60)
 @pytest.mark.parametrize("name", TOGETHER)
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.fast(lambda count: count == 3)  # not a power of two
@@ -117,11 +128,24 @@ def test_program(name: str, count: int, together: Callable[[int], Said]) -> None
 
 @needs_mpi
 @pytest.mark.subprocess
+@pytest.mark.timeout(MANY + 60)
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.fast(lambda count: count == 3)  # not a power of two
 def test_all_ranks_end_well(count: int, together: Callable[[int], Said]) -> None:
     said = together(count)
     assert said["the end"][0] == 0, said["the end"][1]
+
+
+def test_a_late_job_counts_as_far_as_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, timeout: float) -> None:
+        (tmp_path / "0").write_text('["first", "ok"]\n')
+        raise AssertionError(f"is not over after {timeout} s")
+
+    monkeypatch.setattr(mpi_jobs, "start", start)
+    said = run_together(tmp_path, 1, PROGRAMS, "first", "second")
+    assert said == {"first": ["ok"], "the end": [-9, f"is not over after {MANY} s"]}
 
 
 @needs_mpi

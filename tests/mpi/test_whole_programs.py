@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mpi_jobs import WHOLE_PROGRAMS, Said, needs_mpi, said_by, start
+from mpi_jobs import MANY, WHOLE_PROGRAMS, Said, needs_mpi, run_together, said_by, start
 
 PROGRAMS = Path(__file__).with_name("whole_programs.py")
 pytestmark = [pytest.mark.mpi]
@@ -20,8 +20,8 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], S
     def run(count: int, how: str) -> Said:
         if (count, how) not in known:
             folder = tmp_path_factory.mktemp(f"ranks{count}")
-            done = start(count, PROGRAMS, folder, how, *WHOLE_PROGRAMS)
-            known[count, how] = said_by(folder, count, done)
+            programs = WHOLE_PROGRAMS
+            known[count, how] = run_together(folder, count, PROGRAMS, folder, how, *programs)
         return known[count, how]
 
     return run
@@ -30,6 +30,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], S
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.full
+@pytest.mark.timeout(MANY + 60)
 @pytest.mark.parametrize(
     ("count", "how"),
     [(2, "undisturbed"), (3, "undisturbed"), (4, "undisturbed"), (2, "late"), (3, "late")],
