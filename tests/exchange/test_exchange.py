@@ -823,7 +823,8 @@ def test_strided_numbers_are_rounded_as_numpy_rounds_them(wide: str, narrow: str
     x = np.linspace(-3, 3, 48).reshape(6, 8).astype(wide)
     for view in (x, x.T, x[::-1, ::3], x[0, 0], x[:0], np.broadcast_to(x[0], (4, 8))):
         made = dlbridge.to_numpy(view, dtype=narrow)
-        assert made.dtype == narrow and made.shape == view.shape
+        assert made.dtype == narrow
+        assert made.shape == view.shape
         np.testing.assert_array_equal(made, view.astype(narrow))
         assert wide == narrow or not np.shares_memory(made, view)
     if wide != narrow:

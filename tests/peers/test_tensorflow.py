@@ -282,7 +282,8 @@ def test_a_variable_of_keras_is_the_memory_of_its_tensor(run_python: Callable[..
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_triton_has_to_be_imported_first(run_python: Callable[..., Any]) -> None:
     """Both have an LLVM of their own, whose options are the process's."""
-    assert run_python("import tensorflow, triton").returncode == -signal.SIGABRT
+    ended = run_python("import tensorflow, triton").returncode
+    assert ended in (-signal.SIGABRT, -signal.SIGSEGV)  # the second with triton 3.8
     run_python("import triton, tensorflow").check()
 
 

@@ -223,8 +223,12 @@ class Schema:
         """Return scalars as calls have them: programs have dtypes as numbers, and lists as text.
 
         Raises:
-            ValueError: a text is no list.
+            ArgumentError: there are more or fewer than the schema has, or a text is no list.
         """
+        if len(values) != len(self.scalars):
+            raise ArgumentError(
+                f"{self.qualified} takes {len(self.scalars)} scalars, got {len(values)}"
+            )
         return [_read_scalar(*each) for each in zip(self.scalars, values, strict=True)]
 
     def error(

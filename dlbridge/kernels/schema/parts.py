@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from dlbridge import dtype as dtypes
 from dlbridge.dtype import NAMES, DType, as_dtype, make_dtype
-from dlbridge.errors import UnsupportedTypeError
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import protocol
 from dlbridge.signals import is_from_handler
 
@@ -636,12 +636,12 @@ def read_list(text: str, kind: str) -> tuple[Any, ...]:
     """Return the list of a kind that `write_list` wrote.
 
     Raises:
-        ValueError: it is no such text.
+        ArgumentError: it is no such text.
     """
     words = text.split(",") if text else []
     form = _INT if kind == "int[]" else _FLOAT
     if len(words) > MAX_LISTED or not all(form.fullmatch(word) for word in words):
-        raise ValueError(f"{text!r} is no list of {kind[:-2]}")
+        raise ArgumentError(f"{text!r} is no list of {kind[:-2]}")
     if kind == "int[]":
         return tuple([int(word) for word in words])
     return tuple([struct.unpack(">d", bytes.fromhex(word))[0] for word in words])
