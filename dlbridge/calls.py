@@ -86,6 +86,15 @@ def advised(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def without_advice(function: Callable[P, R]) -> Callable[P, R]:
+    """Have `with_advice` leave a method as it is, which is called too often for a further frame."""
+    _WITHOUT_ADVICE.add(function)
+    return function
+
+
+_WITHOUT_ADVICE: set[Callable[..., Any]] = set()
+
+
 def with_advice(cls: type[T]) -> type[T]:
     """Decorate a class: its public methods answer a misspelt keyword with the nearest.
 
@@ -98,9 +107,11 @@ def with_advice(cls: type[T]) -> type[T]:
         TypeError: Shelf.put() got an unexpected keyword argument 'heighht'...id you mean 'height'?
     """
     for name, value in list(vars(cls).items()):
-        if isinstance(value, FunctionType) and not name.startswith("_"):
+        if name.startswith("_"):
+            continue
+        if isinstance(value, FunctionType) and value not in _WITHOUT_ADVICE:
             setattr(cls, name, advised(value))
-        elif isinstance(value, classmethod | staticmethod) and not name.startswith("_"):
+        elif isinstance(value, classmethod | staticmethod):
             setattr(cls, name, type(value)(advised(value.__func__)))
     return cls
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import time_ns
 from typing import Any, Self
 
-from dlbridge.calls import check_flag, with_advice
+from dlbridge.calls import check_flag, with_advice, without_advice
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange.adapter import target as adapter_of
 from dlbridge.exchange.context import receipts as recording
@@ -156,6 +156,7 @@ class BaseSession(NonCopyable):
 
     # ---- runs ----
 
+    @without_advice
     def run(
         self,
         fetches: Fetch,
