@@ -264,7 +264,7 @@ static int start_types(PyObject *module) {
                                    &dlb_ClusterCallType,    &dlb_PeersType,
                                    &dlb_BallotType,         &dlb_ReductionType,
                                    &dlb_QuickType,          &dlb_PostedType,
-                                   &dlb_CollectiveType,     &dlb_BegunType};
+                                   &dlb_CollectiveType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -288,7 +288,6 @@ static int add_functions(PyObject *module) {
         dlb_tree_functions,
         dlb_signal_functions,
         dlb_onnxruntime_functions,
-        dlb_begun_functions,
         dlb_torch_questions_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)

@@ -49,7 +49,6 @@ TOGETHER = (
     "messages",
     "receives_from_any_rank",
     "messages_by_c",
-    "messages_begun_by_c",
     "messages_that_do_not_fit",
     "contents_longer_than_announced",
     "failed_exchanges_leave_nothing",
