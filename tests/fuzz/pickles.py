@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlbridge.errors import DLBridgeError
+from dlbridge.errors import DLBridgeError, ExchangeError
 from dlbridge.tensor.pickling import rebuild
 from dlbridge.tensor.tensor import Tensor
 from tests.fuzz import drawing
@@ -55,7 +55,12 @@ class Fuzzer:
         copy = tensor.copy()
         lists = math.prod(max(extent, 1) for extent in tensor.shape)  # (2**40, 0) has 2**40 of them
         if lists < MOST_READ and tensor.dtype.name != "handle":
-            copy.tolist()
+            try:
+                copy.tolist()
+            except ExchangeError as error:
+                if error.reason != "dtype" or not tensor.dtype.name.startswith("code"):
+                    raise
+                return "taken, with elements of a code that only later versions of DLPack may have"
         return "taken"
 
 
