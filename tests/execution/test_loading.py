@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dlbridge.execution import registry
 from dlbridge.execution.backend import FRAMEWORKS
 from dlbridge.execution.registry import FirstUse
 
@@ -82,3 +83,15 @@ def test_a_loader_may_use_what_it_fills() -> None:
 
 def test_frameworks_that_run_nodes_have_a_backend() -> None:
     assert {path.parent.name for path in FRAMEWORK_FOLDERS.glob("*/graph.py")} == set(FRAMEWORKS)
+
+
+def test_a_module_whose_import_was_interrupted_registers_its_kernels_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python runs it anew; two modules with kernels for one op type are a mistake."""
+    monkeypatch.setattr(registry, "_SPECS", {})
+    text = "@kernel('Once', framework='numpy')\ndef {}(node, context):\n    return abs\n"
+    for _ in range(2):
+        exec(compile(text.format("once"), "kernels.py", "exec"), {"kernel": registry.kernel})
+    with pytest.raises(AssertionError, match="two kernels for"):
+        exec(compile(text.format("other"), "kernels.py", "exec"), {"kernel": registry.kernel})

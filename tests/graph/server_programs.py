@@ -1144,7 +1144,7 @@ def interrupted_anywhere() -> None:
                 armed = True
                 try:
                     signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2e-3))
-                    for _ in range(20):
+                    for _ in range(2000):  # longer than the timer takes, on any machine
                         s.run(y, {x: value})
                     armed = False
                 except KeyboardInterrupt:
