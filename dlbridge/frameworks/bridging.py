@@ -69,7 +69,7 @@ def bridge(
         UnsupportedTypeError: `f` is neither a torch.nn.Module, for JAX, nor a function, for torch.
         ArgumentError: the target is another, a value is unknown, an argument is of the other
             direction, the module's parameters have no shape yet or are on several devices, or two
-            arrays would have one name. By a call with tensors on two devices, too.
+            arrays would have one name. Calls raise it as well, for tensors on two devices.
         ExchangeError: a parameter cannot be represented in the target.
     """
     target = adapter.target(to, "bridge")

@@ -88,7 +88,7 @@ def test_frameworks_that_run_nodes_have_a_backend() -> None:
 def test_a_module_whose_import_was_interrupted_registers_its_kernels_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Python runs it anew; two modules with kernels for one op type are a mistake."""
+    """Python executes it again; two modules may not register kernels for one op type."""
     monkeypatch.setattr(registry, "_SPECS", {})
     text = "@kernel('Once', framework='numpy')\ndef {}(node, context):\n    return abs\n"
     for _ in range(2):

@@ -265,6 +265,8 @@ class Torch(Framework):
                 return super().stream(device)
             return as_stream(torch.cuda.current_stream(device))
         except (RuntimeError, AssertionError) as error:
+            if is_from_handler(error):
+                raise
             why = str(error).partition("\n")[0]
             raise ExchangeError("device", f"torch has no stream on cuda:{device}: {why}") from error
 

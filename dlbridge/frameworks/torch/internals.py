@@ -320,7 +320,7 @@ def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
 # Without a proof the core asks torch: by functions that Python code may call, so that a version
 # where one is missing or answers otherwise raises an exception, and no address is ever wrong. They
 # cost more than reading words. A dual level that was not entered by torch.autograd.forward_ad, and
-# an observer that is no profiler, are not seen.
+# an observer other than a profiler, are not detected.
 
 
 def _hand_in_questions() -> bool:

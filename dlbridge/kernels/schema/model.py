@@ -223,7 +223,7 @@ class Schema:
         """Return scalars as calls have them: programs have dtypes as numbers, and lists as text.
 
         Raises:
-            ArgumentError: there are more or fewer than the schema has, or a text is no list.
+            ArgumentError: the number of values is wrong, or a text is not a list.
         """
         if len(values) != len(self.scalars):
             raise ArgumentError(

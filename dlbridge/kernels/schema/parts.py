@@ -636,7 +636,7 @@ def read_list(text: str, kind: str) -> tuple[Any, ...]:
     """Return the list of a kind that `write_list` wrote.
 
     Raises:
-        ArgumentError: it is no such text.
+        ArgumentError: the text is not such a list.
     """
     words = text.split(",") if text else []
     form = _INT if kind == "int[]" else _FLOAT
