@@ -488,7 +488,7 @@ CALLS: dict[str, Any] = {
         {"axes": [-5, 2**62], "pair": [0, 1], "some": [0.5, -1.0], "w": [1, 2, -3]},
     ),
     "a list that is text": ("listed", {"x": ("f4", (3,))}, 1, {"some": "0.1, 1e300,-inf"}),
-    "text that is no list": ("listed", {"x": ("f4", (3,))}, 1, {"some": "0.1,"}),
+    "text that is not a list": ("listed", {"x": ("f4", (3,))}, 1, {"some": "0.1,"}),
     "text for integers": ("listed", {"x": ("f4", (3,))}, 1, {"axes": "1"}),
     "one number for a list": ("listed", {"x": ("f4", (3,))}, 1, {"axes": 1}),
     "floats for integers": ("listed", {"x": ("f4", (3,))}, 1, {"axes": [1.0]}),
@@ -518,7 +518,7 @@ CALLS: dict[str, Any] = {
 }  # fmt: skip
 REFUSED = {
     "solved, and it does not fit", "an expression that differs", "a negative size", "another shape",
-    "one is missing", "one is of another kind", "text that is no number", "text that is no list",
+    "one is missing", "one is of another kind", "text that is no number", "text that is not a list",
     "text for integers", "one number for a list", "floats for integers", "a list of another length",
     "too long a list", "a list that is another shape", "a negative extent in a list",
     "a list is missing", "a failure", "a dtype that the schema lacks", "too few dimensions",

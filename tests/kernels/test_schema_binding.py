@@ -611,5 +611,5 @@ def test_a_call_of_the_core_with_other_scalars_than_the_schema_has_is_refused() 
     schema = Schema.parse("t::f(x: f32[n], k: int, axes: int[]) -> f32[n]")
     given = [((3,), (0, 32, 1))]  # the dtype is wrong as well
     assert "takes 2 scalars, got 1" in str(explain(schema, given, [1]))
-    assert "no list of int" in str(explain(schema, given, [1, "1;2"]))
+    assert "is not a list of int" in str(explain(schema, given, [1, "1;2"]))
     assert "got i32[3]" in str(explain(schema, given, [1, "1,2"]))

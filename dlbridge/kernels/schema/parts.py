@@ -641,7 +641,7 @@ def read_list(text: str, kind: str) -> tuple[Any, ...]:
     words = text.split(",") if text else []
     form = _INT if kind == "int[]" else _FLOAT
     if len(words) > MAX_LISTED or not all(form.fullmatch(word) for word in words):
-        raise ArgumentError(f"{text!r} is no list of {kind[:-2]}")
+        raise ArgumentError(f"{text!r} is not a list of {kind[:-2]}")
     if kind == "int[]":
         return tuple([int(word) for word in words])
     return tuple([struct.unpack(">d", bytes.fromhex(word))[0] for word in words])
