@@ -203,8 +203,8 @@ def test_floats_cross_as_text_with_every_bit(numbers: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("text", "kind"), [("1,", "int[]"), ("a", "int[]"), ("1.5", "float[]")])
-def test_a_text_that_is_no_list_is_refused(text: str, kind: str) -> None:
-    with pytest.raises(ValueError, match="is no list of"):
+def test_a_text_that_is_not_a_list_is_refused(text: str, kind: str) -> None:
+    with pytest.raises(ValueError, match="is not a list of"):
         read_list(text, kind)
 
 
