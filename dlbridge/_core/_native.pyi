@@ -561,7 +561,7 @@ def torch_stream(device: int, /) -> int:
     """The number of torch's current stream on a CUDA device; 0: unknown."""
 
 def torch_direct_close() -> None: ...
-def torch_questions(
+def torch_queries(
     types: tuple[type, type],
     table: object,
     functions: tuple[Callable[..., Any] | None, ...],
@@ -571,12 +571,12 @@ def torch_questions(
     samples: tuple[Any, Any],
     /,
 ) -> bool:
-    """What torch is asked by where its inside is not proved, and samples to learn from: a plain
-    tensor, and one of inference mode. In a thread without modes. False: plain tensors cannot be
-    told apart."""
+    """Set the functions that query torch where its internals are not proved, and samples to learn
+    from: a plain tensor, and one of inference mode. In a thread without modes. False: plain
+    tensors cannot be told apart."""
 
-def torch_questions_close(calls: bool, /) -> None:
-    """Where `calls` is true, kernels are not called by what torch answers."""
+def torch_queries_close(calls: bool, /) -> None:
+    """Where `calls` is true, kernels are not called by queries of torch."""
 
 def torch_lending_open(own: Any, foreign: Any, part: Any, /) -> bool: ...
 def torch_lending_close() -> None: ...

@@ -288,7 +288,7 @@ static int add_functions(PyObject *module) {
         dlb_tree_functions,
         dlb_signal_functions,
         dlb_onnxruntime_functions,
-        dlb_torch_questions_functions,
+        dlb_torch_query_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

@@ -144,31 +144,31 @@ static bool cache_numpy(PyObject *x, dlb_cached_tensor *cached) {
 
 /* ---- torch ----
  *
- * Where its inside is not proved, torch is asked: see torch/questions.c. The memory of
- * such tensors is looked at again just before the run. */
+ * Where its internals are not proved, torch is queried: see torch/queries.c. The memory
+ * of such tensors is looked at again just before the run. */
 
 static bool is_torch(PyObject *x) {
-    return dlb_torch_is_exact(x) || dlb_torch_is_asked(x);
+    return dlb_torch_is_exact(x) || dlb_torch_is_queried(x);
 }
 
-/* Of what `x`, the first tensor, is to be judged by; a thread that is ASKED is still to
- * be asked. */
+/* The state by which `x`, the first tensor, is judged; a thread that is QUERIED is
+ * still to be queried. */
 static dlb_torch_thread thread_for(PyObject *x) {
-    return dlb_torch_is_exact(x) ? dlb_torch_thread_state() : DLB_TORCH_ASKED;
+    return dlb_torch_is_exact(x) ? dlb_torch_thread_state() : DLB_TORCH_QUERIED;
 }
 
-static int borrow_asked(dlb_call *call, int index, PyObject *x) {
+static int borrow_queried(dlb_call *call, int index, PyObject *x) {
     DLTensor *tensor = &call->frame.tensors[index];
-    int fits = dlb_torch_is_asked(x) ? dlb_torch_ask_ordinary(x) : 0;
+    int fits = dlb_torch_is_queried(x) ? dlb_torch_query_ordinary(x) : 0;
     if (fits == 1)
-        fits = dlb_torch_ask_memory(x, tensor) == 0;
+        fits = dlb_torch_query_memory(x, tensor) == 0;
     call->frame.flags[index] = 0;
     if (fits == 1 && !dlb_copy_dims(tensor, call->dims + call->dim_count,
                                     DLB_CALL_DIMS - call->dim_count))
         fits = 0;
     if (fits == 1) {
         call->dim_count += 2 * tensor->ndim;
-        fits = dlb_torch_ask_byte(x, tensor);
+        fits = dlb_torch_query_byte(x, tensor);
     }
     /* the slow path meets an error again */
     return fits == 1 ? 0 : dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
@@ -176,33 +176,33 @@ static int borrow_asked(dlb_call *call, int index, PyObject *x) {
 
 /* What costs least comes first; what Python code may have changed since is found just
  * before the run. New results are as torch.empty makes them. */
-static bool match_asked(dlb_call *call, const dlb_call_cache *cache, int32_t first,
-                        int32_t count) {
+static bool match_queried(dlb_call *call, const dlb_call_cache *cache, int32_t first,
+                          int32_t count) {
     const dlb_cached_tensor *cached = cache->tensors + first;
     bool are_new = first > 0 && call->made_count > 0;
     for (int32_t i = first; i < first + count; i++, cached++) {
         DLTensor *tensor = &call->frame.tensors[i];
-        if (!dlb_torch_is_asked(call->objects[i]) ||
-            dlb_torch_ask_memory(call->objects[i], tensor) != 0 ||
+        if (!dlb_torch_is_queried(call->objects[i]) ||
+            dlb_torch_query_memory(call->objects[i], tensor) != 0 ||
             !matches(cached, tensor) || !same_device(tensor->device, cache->device) ||
             tensor->data == NULL)
             return false;
         use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
         call->frame.flags[i] = 0;
     }
-    if (first == 0 && dlb_torch_ask_thread() != 1)
+    if (first == 0 && dlb_torch_query_thread() != 1)
         return false;
     for (int32_t i = first; !are_new && i < first + count; i++)
-        if (dlb_torch_ask_ordinary(call->objects[i]) != 1 ||
-            dlb_torch_ask_byte(call->objects[i], &call->frame.tensors[i]) != 1)
+        if (dlb_torch_query_ordinary(call->objects[i]) != 1 ||
+            dlb_torch_query_byte(call->objects[i], &call->frame.tensors[i]) != 1)
             return false;
     return true;
 }
 
 static int borrow_torch(dlb_call *call, int index, PyObject *x) {
     DLTensor *tensor = &call->frame.tensors[index];
-    if (call->thread == DLB_TORCH_ASKED)
-        return borrow_asked(call, index, x);
+    if (call->thread == DLB_TORCH_QUERIED)
+        return borrow_queried(call, index, x);
     if (!dlb_torch_is_exact(x) || !dlb_torch_is_ordinary(x, call->thread, false))
         return DLB_DECLINED;
     call->frame.flags[index] = 0;
@@ -214,8 +214,8 @@ static int borrow_torch(dlb_call *call, int index, PyObject *x) {
 static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t first,
                         int32_t count) {
     const dlb_cached_tensor *cached = cache->tensors + first;
-    if (call->thread == DLB_TORCH_ASKED)
-        return match_asked(call, cache, first, count);
+    if (call->thread == DLB_TORCH_QUERIED)
+        return match_queried(call, cache, first, count);
     for (int32_t i = first; i < first + count; i++, cached++) {
         PyObject *x = call->objects[i];
         DLTensor *tensor = &call->frame.tensors[i];
@@ -231,14 +231,14 @@ static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t fir
     return true;
 }
 
-/* Who is asked has tensors of the CPU alone. */
+/* Queries serve tensors of the CPU alone. */
 static PyObject *allocate_torch(int32_t ndim, const int64_t *shape, DLDataType dtype,
                                 DLDevice device) {
     PyObject *made = dlb_torch_allocate(device, ndim, shape, dtype);
-    if (made != NULL || PyErr_Occurred() || !dlb_torch_may_ask() ||
+    if (made != NULL || PyErr_Occurred() || !dlb_torch_may_query() ||
         device.device_type != kDLCPU)
         return made;
-    return dlb_torch_ask_empty(ndim, shape, dtype);
+    return dlb_torch_query_empty(ndim, shape, dtype);
 }
 
 /* ---- JAX: inputs only ---- */
@@ -555,7 +555,7 @@ static int choose_family(dlb_call *call, PyObject *x) {
     if (family != DLB_FAMILY_TORCH)
         return 0;
     call->thread = thread_for(x);
-    if (call->thread != DLB_TORCH_ASKED || dlb_torch_ask_thread() == 1)
+    if (call->thread != DLB_TORCH_QUERIED || dlb_torch_query_thread() == 1)
         return 0;
     return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
 }
@@ -590,7 +590,7 @@ int dlb_borrow_to_write(const dlb_call *call, int index) {
         return 0;
     if (call->frame.flags[index] & DLPACK_FLAG_BITMASK_READ_ONLY)
         return DLB_DECLINED;
-    if (call->family != DLB_FAMILY_TORCH || call->thread == DLB_TORCH_ASKED)
+    if (call->family != DLB_FAMILY_TORCH || call->thread == DLB_TORCH_QUERIED)
         return 0;
     return dlb_torch_is_ordinary(call->objects[index], call->thread, true)
                ? 0
@@ -767,7 +767,7 @@ bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
     /* a cache has one tensor or more */
     bool may_run_python =
         cache->family == DLB_FAMILY_JAX || cache->family == DLB_FAMILY_CUPY ||
-        dlb_torch_is_asked(tensors[0]) || (cache->result_count > 0 && out == NULL);
+        dlb_torch_is_queried(tensors[0]) || (cache->result_count > 0 && out == NULL);
     if (!may_run_python)
         return use_cache(kernel, cache, call, tensors, out);
     /* Lending a buffer lets other threads run, and allocating other code: either may

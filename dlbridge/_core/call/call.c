@@ -573,9 +573,9 @@ static int bump_versions(const dlb_kernel *kernel, dlb_call *call, bool are_give
         bool is_written = (written >> i & 1) || i >= frame->input_count;
         if (!is_written || frame->tensors[i].ndim < 0)
             continue;
-        if (call->thread != DLB_TORCH_ASKED)
+        if (call->thread != DLB_TORCH_QUERIED)
             dlb_torch_bump_version(call->objects[i]);
-        else if (dlb_torch_ask_version(call->objects[i]) < 0)
+        else if (dlb_torch_query_version(call->objects[i]) < 0)
             return -1;
     }
     return 0;
@@ -601,7 +601,7 @@ static PyObject *finish(const dlb_kernel_object *self, dlb_call *call, int statu
 }
 
 /* As an exchange keeps it. NULL, perhaps with an exception: it cannot be kept. */
-static dlb_buffer *keep_asked(PyObject *x, const DLTensor *tensor) {
+static dlb_buffer *keep_queried(PyObject *x, const DLTensor *tensor) {
     dlb_view view;
     int status = dlb_take_for(NULL, true, false, x, &view);
     if (status != 0)
@@ -623,8 +623,8 @@ static int keep_torch_memory(dlb_call *call) {
     for (int32_t i = 0; i < count; i++) {
         if (frame->tensors[i].ndim < 0)
             continue;
-        dlb_buffer *buffer = call->thread == DLB_TORCH_ASKED
-                                 ? keep_asked(call->objects[i], &frame->tensors[i])
+        dlb_buffer *buffer = call->thread == DLB_TORCH_QUERIED
+                                 ? keep_queried(call->objects[i], &frame->tensors[i])
                                  : dlb_torch_keep(call->objects[i], &frame->tensors[i]);
         if (buffer != NULL)
             call->borrowed[call->borrowed_count++] =
@@ -637,13 +637,13 @@ static int keep_torch_memory(dlb_call *call) {
     return 0;
 }
 
-/* Of torch that was asked: it must still lie where it lay. */
+/* Of torch that was queried: it must still lie where it lay. */
 static int keep_memory(dlb_call *call) {
     if (call->family != DLB_FAMILY_TORCH)
         return 0;
     PyObject *storages[DLB_MAX_TENSORS];
     int status = call->holds_gil ? 0 : keep_torch_memory(call);
-    if (status != 0 || call->thread != DLB_TORCH_ASKED)
+    if (status != 0 || call->thread != DLB_TORCH_QUERIED)
         return status;
     int is_unchanged = dlb_torch_is_unchanged(call->objects, call->frame.tensors,
                                               call->frame.tensor_count, storages);
@@ -728,7 +728,7 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
     int status = prepare(self, &call, args, count, names, &out);
     if (status == 0 && (out == NULL || call.frame.tensor_count != step_count ||
                         dlb_written_inputs(kernel, call.frame.input_count) != 0 ||
-                        call.thread == DLB_TORCH_ASKED || !is_on_host(&call.frame) ||
+                        call.thread == DLB_TORCH_QUERIED || !is_on_host(&call.frame) ||
                         !keep_dims(&call)))
         status = DLB_DECLINED;
     if (status == 0) {

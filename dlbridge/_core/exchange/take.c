@@ -286,7 +286,7 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
 /* ---- torch of a version that is not proved ----
  *
  * What the Python path asks in `_take_memory` of frameworks/torch/__init__.py is asked
- * here, of plain tensors in the CPU's memory: see torch/questions.c. The payload is
+ * here, of plain tensors in the CPU's memory: see torch/queries.c. The payload is
  * (export, hold): the exchange table's capsule, or before 2.10
  * torch.utils.dlpack.to_dlpack; `hold` of frameworks/torch/sharing.py. */
 
@@ -305,7 +305,7 @@ static int make_torch_names(void) {
 
 /* Have torch refuse to resize the storage of x: 0, or -1 with an error. */
 static int fix_size(PyObject *x, PyObject *storage) {
-    int fixed = dlb_torch_is_answer(
+    int fixed = dlb_torch_is_result(
         PyObject_CallMethodNoArgs(storage, torch_names[RESIZABLE]), Py_False);
     if (fixed != 0)
         return fixed < 0 ? -1 : 0;
@@ -318,7 +318,7 @@ static int fix_size(PyObject *x, PyObject *storage) {
 /* Whether the storage reaches as far as the tensor does, and can be resized no more:
  * 0, -1 with an error, DLB_DECLINED. */
 static int settle_storage(PyObject *alias, PyObject *storage, const DLTensor *dl) {
-    int reaches = dlb_torch_ask_reach(alias, storage, dl);
+    int reaches = dlb_torch_query_reach(alias, storage, dl);
     if (reaches != 1)
         return reaches < 0 ? -1 : DLB_DECLINED;
     return fix_size(alias, storage);
@@ -394,7 +394,8 @@ static int take_public_alias(PyObject *x, PyObject *payload, dlb_view *view) {
         return -1;
     /* A mode or a transform may have made something else of it; that of a Parameter is
      * a Tensor. */
-    int plain = PyObject_TypeCheck(x, Py_TYPE(alias)) ? dlb_torch_ask_plain(alias) : 0;
+    int plain =
+        PyObject_TypeCheck(x, Py_TYPE(alias)) ? dlb_torch_query_plain(alias) : 0;
     int status = plain < 0    ? -1
                  : plain == 0 ? DLB_DECLINED
                               : take_alias(alias, payload, view);
@@ -417,7 +418,7 @@ static PyObject *keeper_of(PyObject *x, PyObject *storage, PyObject *hold) {
 /* The memory, and no tensor, is what the view keeps. */
 static int take_public_storage(PyObject *x, PyObject *storage, PyObject *hold,
                                dlb_view *view) {
-    int status = dlb_torch_ask_memory(x, &view->dl);
+    int status = dlb_torch_query_memory(x, &view->dl);
     if (status == 0 && !dlb_torch_copy_dims(view))
         status = DLB_DECLINED;
     if (status != 0)
@@ -436,11 +437,11 @@ static int take_public_storage(PyObject *x, PyObject *storage, PyObject *hold,
 }
 
 static int take_torch_public(PyObject *x, PyObject *payload, dlb_view *view) {
-    int plain = make_torch_names() < 0 ? -1 : dlb_torch_ask_untracked(x);
-    if (plain == 1 && !dlb_torch_may_ask())
+    int plain = make_torch_names() < 0 ? -1 : dlb_torch_query_untracked(x);
+    if (plain == 1 && !dlb_torch_may_query())
         return take_public_alias(x, payload, view);
     if (plain == 1)
-        plain = dlb_torch_ask_plain(x);
+        plain = dlb_torch_query_plain(x);
     if (plain != 1)
         return plain < 0 ? -1 : DLB_DECLINED;
     PyObject *storage = PyObject_CallMethodNoArgs(x, torch_names[STORAGE]);

@@ -1,5 +1,5 @@
-/* The inside of libtorch: its functions and words, and the two questions that they
- * answer.
+/* The inside of libtorch: its functions and words, and the two decisions that they
+ * serve.
  *
  * May the exchange table export a torch.Tensor? torch's table hands out conjugate,
  * negative and gradient-tracking tensors as if they were plain memory, and asking
@@ -647,7 +647,7 @@ static PyObject *direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
                                &trying))
         return NULL;
     if (!direct.open) {
-        int is_allowed = dlb_torch_answers_allow(tensor);
+        int is_allowed = dlb_torch_query_allows(tensor);
         return is_allowed < 0 ? NULL : PyBool_FromLong(is_allowed);
     }
     if (!dlb_torch_is_exact(tensor))

@@ -163,7 +163,7 @@ bool dlb_torch_is_byte_type(PyObject *tensor);
 typedef enum {
     DLB_TORCH_DEFAULT,
     DLB_TORCH_INFERENCE, /* torch.inference_mode */
-    DLB_TORCH_ASKED,     /* the default, as torch itself answered: see questions.c */
+    DLB_TORCH_QUERIED,   /* the default, by queries of torch: see queries.c */
     DLB_TORCH_OTHER,     /* a mode, a transform, autocast, a profiler, tracing, … */
 } dlb_torch_thread;
 
@@ -231,47 +231,47 @@ uintptr_t dlb_torch_stream(int32_t device);
 
 extern PyMethodDef dlb_torch_memory_functions[];
 
-/* ---- questions.c: what torch answers, where its inside is not proved ----
+/* ---- queries.c: queries of torch, where its internals are not proved ----
  *
  * Those that return int return 1, 0, or -1 with an exception, unless they say
- * otherwise. All may run Python code but for `dlb_torch_ask_memory`. */
+ * otherwise. All may run Python code but for `dlb_torch_query_memory`. */
 
-/* Whether an answer, which this takes, is `wanted`; NULL: an exception. */
-int dlb_torch_is_answer(PyObject *answer, PyObject *wanted);
-/* Whether kernels are called by answers, and memory is found so. */
-bool dlb_torch_may_ask(void);
+/* Whether a result, which this takes, is `wanted`; NULL: an exception. */
+int dlb_torch_is_result(PyObject *result, PyObject *wanted);
+/* Whether kernels are called by queries, and memory is found so. */
+bool dlb_torch_may_query(void);
 /* Whether the thread has no mode, no transform, no profiler. */
-int dlb_torch_ask_thread(void);
+int dlb_torch_query_thread(void);
 /* torch.Tensor or torch.nn.Parameter, no other subclass, where kernels are. */
-bool dlb_torch_is_asked(PyObject *x);
+bool dlb_torch_is_queried(PyObject *x);
 /* Whether it requires no gradient, and nothing is traced. */
-int dlb_torch_ask_untracked(PyObject *x);
+int dlb_torch_query_untracked(PyObject *x);
 /* Whether its memory, on the CPU, is its values, of a dtype that kernels may get. */
-int dlb_torch_ask_plain(PyObject *x);
-/* May a kernel be called with it, in a thread that was asked? Its memory, on the CPU,
+int dlb_torch_query_plain(PyObject *x);
+/* May a kernel be called with it, in a thread that was queried? Its memory, on the CPU,
  * is its values, and no gradient is recorded of it. Of any dtype: see
- * `dlb_torch_ask_byte`. */
-int dlb_torch_ask_ordinary(PyObject *x);
+ * `dlb_torch_query_byte`. */
+int dlb_torch_query_ordinary(PyObject *x);
 /* The tensor as it lies in memory, until Python code runs: 0, DLB_DECLINED, or -1. */
-int dlb_torch_ask_memory(PyObject *x, DLTensor *dl);
+int dlb_torch_query_memory(PyObject *x, DLTensor *dl);
 /* Whether it is not of narrow integers, which look like bytes. */
-int dlb_torch_ask_byte(PyObject *x, const DLTensor *dl);
+int dlb_torch_query_byte(PyObject *x, const DLTensor *dl);
 /* Whether the storage, an object, reaches as far as the tensor does. */
-int dlb_torch_ask_reach(PyObject *x, PyObject *storage, const DLTensor *dl);
+int dlb_torch_query_reach(PyObject *x, PyObject *storage, const DLTensor *dl);
 /* Whether the tensor, whose dims were copied, still lies where it lay, and the storage
- * reaches so far. No Python code runs after the last answer. */
+ * reaches so far. No Python code runs after the last query. */
 int dlb_torch_is_where(PyObject *x, PyObject *storage, const DLTensor *dl);
 /* Whether the tensors, whose dims were copied, still lie where they lay, in storages
- * that reach so far. No Python code runs after the last answer. `storages`: room for as
+ * that reach so far. No Python code runs after the last query. `storages`: room for as
  * many. */
 int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
                            int32_t count, PyObject **storages);
 /* torch.empty; NULL, perhaps without an exception: torch has no such dtype. */
-PyObject *dlb_torch_ask_empty(int32_t ndim, const int64_t *shape, DLDataType dtype);
-int dlb_torch_ask_version(PyObject *x); /* count one more: 0, or -1 */
+PyObject *dlb_torch_query_empty(int32_t ndim, const int64_t *shape, DLDataType dtype);
+int dlb_torch_query_version(PyObject *x); /* count one more: 0, or -1 */
 /* Whether a kernel may be called with it, here and now. */
-int dlb_torch_answers_allow(PyObject *x);
+int dlb_torch_query_allows(PyObject *x);
 
-extern PyMethodDef dlb_torch_questions_functions[];
+extern PyMethodDef dlb_torch_query_functions[];
 
 #endif /* DLBRIDGE_CORE_TORCH_TORCH_H_ */

@@ -158,7 +158,7 @@ class Torch(Framework):
             return None
         if guard_is_open():
             return "torch", table
-        if not (internals.guard_is_closed() and internals.answers_are_known()):
+        if not (internals.guard_is_closed() and internals.queries_are_open()):
             return None
         export = torch.utils.dlpack.to_dlpack if table is None else table
         return "torch_public", (export, sharing.hold)

@@ -1,7 +1,7 @@
 """Everything that knows torch's insides, behind the proofs of `proofs`.
 
-Two questions are answered in C. May the exchange table export a tensor's memory as it is? And may a
-kernel be called with it without torch's dispatcher? Both answers rest on C++ symbols by their
+Two decisions are made in C. May the exchange table export a tensor's memory as it is? And may a
+kernel be called with it without torch's dispatcher? Both rest on C++ symbols by their
 mangled names and on the places of words in torch's objects, which no header promises. A proof has
 them. On any version without one nothing of this file is used: the public exchange table,
 torch.library and the dispatcher serve, and no memory is read to find things out.
@@ -54,8 +54,8 @@ def direct_is_open() -> bool:
     return guard_is_open() and native.torch_direct_allows(torch.empty(0, device="cpu"))
 
 
-_ANSWER: list[bool] = []  # of `guard_is_open`, once it is known
-_ANSWERS: list[bool] = []  # of `answers_are_known`
+_OPEN: list[bool] = []  # of `guard_is_open`, once it is known
+_QUERIED: list[bool] = []  # of `queries_are_open`
 _TRYING: list[threading.Thread] = []  # the thread that finds it out
 _OPENING = registry.lock()
 
@@ -66,45 +66,45 @@ def guard_is_open() -> bool:
     The first call finds it out; other threads wait for that, since two trials at the same time
     would each see what the other one has only begun.
     """
-    if _ANSWER:
-        return _ANSWER[0]
-    return _find_out(_ANSWER, lambda: proofs.proof() is not None and _try(_open_guard))
+    if _OPEN:
+        return _OPEN[0]
+    return _find_out(_OPEN, lambda: proofs.proof() is not None and _try(_open_guard))
 
 
 def guard_is_closed() -> bool:
     """Return whether it is known that `guard_is_open` will not return True."""
-    return _ANSWER == [False]
+    return _OPEN == [False]
 
 
 def forget_guard() -> None:
     """Let the next call of `guard_is_open` find it out again; for tests."""
-    _ANSWER.clear()
+    _OPEN.clear()
 
 
-def answers_are_known() -> bool:
-    """Return whether the core asks torch itself what it does not know of its inside.
+def queries_are_open() -> bool:
+    """Return whether the core queries torch for what it does not know of its internals.
 
     Of a version without a proof: which tensors are plain, and which threads have no modes. The
     first call finds it out.
     """
-    return _ANSWERS[0] if _ANSWERS else _find_out(_ANSWERS, lambda: _try(_hand_in_questions))
+    return _QUERIED[0] if _QUERIED else _find_out(_QUERIED, lambda: _try(_set_queries))
 
 
-def _find_out(found: list[bool], answer: Callable[[], bool]) -> bool:
+def _find_out(found: list[bool], attempt: Callable[[], bool]) -> bool:
     if threading.current_thread() in _TRYING:
         return False
     with _OPENING:
-        if any(each.is_alive() for each in _TRYING):  # asked by a handler of a signal meanwhile
+        if any(each.is_alive() for each in _TRYING):  # called by a handler of a signal meanwhile
             return False
         if not found:
-            found.append(answer())
+            found.append(attempt())
     return found[0]
 
 
 def _try(attempt: Callable[[], bool]) -> bool:
-    answers: list[bool] = []
+    results: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in, tracing included.
-    worker = threading.Thread(target=lambda: answers.append(attempt()))
+    worker = threading.Thread(target=lambda: results.append(attempt()))
     _TRYING[:] = [worker]  # one of before a fork is none
     worker.start()
     try:
@@ -112,7 +112,7 @@ def _try(attempt: Callable[[], bool]) -> bool:
     finally:  # once more, for an interrupt: nobody else may begin before it has ended
         worker.join()
         _TRYING.clear()
-    return answers == [True]
+    return results == [True]
 
 
 def _open_guard() -> bool:
@@ -315,35 +315,35 @@ def _switched(on: Callable[[], Any], off: Callable[[], Any]) -> Iterator[None]:
         list(steps)
 
 
-# ---- what torch itself answers -------------------------------------------------------------------
+# ---- queries of torch ----------------------------------------------------------------------------
 #
-# Without a proof the core asks torch: by functions that Python code may call, so that a version
-# where one is missing or answers otherwise raises an exception, and no address is ever wrong. They
+# Without a proof the core queries torch by functions that Python code may call, so that a version
+# where one is missing or behaves otherwise raises an exception, and no address is ever wrong. They
 # cost more than reading words. A dual level that was not entered by torch.autograd.forward_ad, and
 # an observer other than a profiler, are not detected.
 
 
-def _hand_in_questions() -> bool:
+def _set_queries() -> bool:
     torch: Any = sys.modules["torch"]
     try:
-        if not _ask(torch):
+        if not _query(torch):
             return False
         is_right = _tells_apart(torch, torch.ones(4, device="cpu")) and _stops_levels(torch)
     except Exception as error:  # whatever is different: Python decides
         if is_from_handler(error):
             raise
-        native.torch_questions_close(True)
+        native.torch_queries_close(True)
         return False
-    native.torch_questions_close(not is_right)
+    native.torch_queries_close(not is_right)
     return True
 
 
-def _ask(torch: Any) -> bool:
+def _query(torch: Any) -> bool:
     own = torch._C
     own_dtypes = dtypes(torch)
     with torch.inference_mode():
         inside = torch.ones(2, device="cpu")
-    return native.torch_questions(
+    return native.torch_queries(
         (torch.Tensor, torch.nn.Parameter),
         getattr(torch.Tensor, protocol.TABLE, None),  # torch before 2.10 has none
         (
@@ -365,7 +365,7 @@ def _ask(torch: Any) -> bool:
 
 
 def _stops_levels(torch: Any) -> bool:
-    """Try the modes that an answer is refused in, where the guard knows better."""
+    """Try the modes in which queries refuse, where the guard knows better."""
     x, allows = torch.ones(4, device="cpu"), native.torch_direct_allows
     with torch.inference_mode():
         if allows(x) or allows(torch.ones(2, device="cpu")):
@@ -543,12 +543,12 @@ def try_cuda(x: Any) -> bool | None:
     torch: Any = sys.modules["torch"]
     if torch.cuda.is_current_stream_capturing():
         return None
-    answers: list[bool] = []
+    results: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in.
     worker = threading.Thread(target=lambda: answers.append(_holds_for_cuda(torch, x)))
     worker.start()
     worker.join()
-    return answers == [True]
+    return results == [True]
 
 
 def _holds_for_cuda(torch: Any, x: Any) -> bool:

@@ -1,14 +1,13 @@
-/* What torch itself answers of its tensors and of the calling thread, where nothing of
- * its inside is proved: functions and attributes that Python code may ask, and the
- * exchange table. Where a version lacks one, the answer is an exception, never a wrong
- * address.
+/* Queries of torch's public functions and attributes, and of its exchange table, about
+ * tensors and the calling thread, for versions whose internals are not proved. Where a
+ * version lacks one, a query fails with an exception, never with a wrong address.
  *
- * The dispatcher chooses by the keys of the tensors and of the thread, as internals.c
- * says, which reads the very same words from memory; here torch is asked for them.
+ * The dispatcher chooses by the keys of the tensors and of the thread. internals.c
+ * reads the same words from memory; here they are queried.
  *
- * An answer may run Python code (a collection of garbage does), which may give any
- * tensor another memory and shape. So nothing that was said of memory holds beyond the
- * next question: see dlb_torch_is_unchanged. */
+ * A query may run Python code (a garbage collection does), which may give any tensor
+ * another memory and shape. So what is known of memory holds only until the next query:
+ * see dlb_torch_is_unchanged. */
 #include "torch/torch.h"
 #include "layout/layout.h"
 
@@ -44,13 +43,13 @@ static int make_names(void) {
     return 0;
 }
 
-/* ---- answers ---- */
+/* ---- results ---- */
 
-int dlb_torch_is_answer(PyObject *answer, PyObject *wanted) {
-    if (answer == NULL)
+int dlb_torch_is_result(PyObject *result, PyObject *wanted) {
+    if (result == NULL)
         return -1;
-    Py_DECREF(answer);
-    return answer == wanted;
+    Py_DECREF(result);
+    return result == wanted;
 }
 
 /* The word of a set of keys, which this takes: 0, or -1. */
@@ -67,10 +66,10 @@ static int has_word(PyObject *keys, uint64_t wanted) {
     return read_word(keys, &word) < 0 ? -1 : word == wanted;
 }
 
-static int64_t ask_number(PyObject *x, PyObject *name) {
-    PyObject *answer = PyObject_CallMethodNoArgs(x, name);
-    int64_t number = answer ? PyLong_AsLongLong(answer) : -1;
-    Py_XDECREF(answer);
+static int64_t query_number(PyObject *x, PyObject *name) {
+    PyObject *result = PyObject_CallMethodNoArgs(x, name);
+    int64_t number = result ? PyLong_AsLongLong(result) : -1;
+    Py_XDECREF(result);
     return number;
 }
 
@@ -92,7 +91,7 @@ static int has_no_function_modes(void) {
     return is_none;
 }
 
-int dlb_torch_ask_thread(void) {
+int dlb_torch_query_thread(void) {
     int is_plain = torch.may_call;
     if (is_plain == 1)
         is_plain = has_word(PyObject_CallNoArgs(torch.included), torch.thread_included);
@@ -104,17 +103,17 @@ int dlb_torch_ask_thread(void) {
         is_plain = has_no_forward_level();
     if (is_plain == 1)
         is_plain =
-            dlb_torch_is_answer(PyObject_CallNoArgs(torch.is_profiled), Py_False);
+            dlb_torch_is_result(PyObject_CallNoArgs(torch.is_profiled), Py_False);
     return is_plain;
 }
 
 /* ---- tensors ---- */
 
-bool dlb_torch_may_ask(void) {
+bool dlb_torch_may_query(void) {
     return torch.may_call;
 }
 
-bool dlb_torch_is_asked(PyObject *x) {
+bool dlb_torch_is_queried(PyObject *x) {
     return torch.may_call && ((PyObject *)Py_TYPE(x) == torch.tensor_type ||
                               (PyObject *)Py_TYPE(x) == torch.parameter_type);
 }
@@ -126,18 +125,18 @@ static int has_own_dtype(PyObject *x) {
     return is_own;
 }
 
-int dlb_torch_ask_untracked(PyObject *x) {
+int dlb_torch_query_untracked(PyObject *x) {
     int is_untracked = torch.is_known;
     if (is_untracked == 1)
         is_untracked =
-            dlb_torch_is_answer(PyObject_GetAttr(x, names[REQUIRES_GRAD]), Py_False);
+            dlb_torch_is_result(PyObject_GetAttr(x, names[REQUIRES_GRAD]), Py_False);
     if (is_untracked == 1)
         is_untracked =
-            dlb_torch_is_answer(PyObject_CallNoArgs(torch.is_traced), Py_None);
+            dlb_torch_is_result(PyObject_CallNoArgs(torch.is_traced), Py_None);
     return is_untracked;
 }
 
-int dlb_torch_ask_plain(PyObject *x) {
+int dlb_torch_query_plain(PyObject *x) {
     uint64_t word;
     if (!torch.is_known)
         return 0;
@@ -146,21 +145,21 @@ int dlb_torch_ask_plain(PyObject *x) {
     return word == torch.plain || word == torch.inference ? has_own_dtype(x) : 0;
 }
 
-int dlb_torch_ask_ordinary(PyObject *x) {
+int dlb_torch_query_ordinary(PyObject *x) {
     int is_plain = has_word(PyObject_CallOneArg(torch.keys, x), torch.plain);
     if (is_plain != 1)
         return is_plain;
     int needs_none =
-        dlb_torch_is_answer(PyObject_GetAttr(x, names[REQUIRES_GRAD]), Py_False);
+        dlb_torch_is_result(PyObject_GetAttr(x, names[REQUIRES_GRAD]), Py_False);
     if (needs_none != 0)
         return needs_none;
-    return dlb_torch_is_answer(PyObject_CallNoArgs(torch.is_grad_enabled), Py_False);
+    return dlb_torch_is_result(PyObject_CallNoArgs(torch.is_grad_enabled), Py_False);
 }
 
 /* ---- memory ---- */
 
 /* Runs no Python code, unless it fails. */
-int dlb_torch_ask_memory(PyObject *x, DLTensor *dl) {
+int dlb_torch_query_memory(PyObject *x, DLTensor *dl) {
     if (torch.table->dltensor_from_py_object_no_sync(x, dl) != 0)
         return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
     return dl->device.device_type == kDLCPU && dl->ndim <= DLB_MAX_NDIM &&
@@ -169,15 +168,15 @@ int dlb_torch_ask_memory(PyObject *x, DLTensor *dl) {
                : DLB_DECLINED;
 }
 
-int dlb_torch_ask_byte(PyObject *x, const DLTensor *dl) {
+int dlb_torch_query_byte(PyObject *x, const DLTensor *dl) {
     bool may_be_narrow = dl->dtype.bits == 8 && dl->dtype.code <= kDLUInt;
     return may_be_narrow ? has_own_dtype(x) : 1;
 }
 
-int dlb_torch_ask_reach(PyObject *x, PyObject *storage, const DLTensor *dl) {
+int dlb_torch_query_reach(PyObject *x, PyObject *storage, const DLTensor *dl) {
     int64_t extent = dlb_torch_extent(dl);
-    int64_t offset = ask_number(x, names[OFFSET]);
-    int64_t held = offset < 0 ? -1 : ask_number(storage, names[NBYTES]);
+    int64_t offset = query_number(x, names[OFFSET]);
+    int64_t held = offset < 0 ? -1 : query_number(storage, names[NBYTES]);
     if (held < 0)
         return PyErr_Occurred() ? -1 : 0;
     return extent == 0 || (dl->data != NULL &&
@@ -194,18 +193,18 @@ static bool has_same_dims(const DLTensor *a, const DLTensor *b) {
 
 int dlb_torch_is_where(PyObject *x, PyObject *storage, const DLTensor *before) {
     DLTensor dl;
-    int status = dlb_torch_ask_memory(x, &dl);
+    int status = dlb_torch_query_memory(x, &dl);
     if (status != 0)
         return status < 0 ? -1 : 0;
     bool is_same = dl.data == before->data && dl.byte_offset == before->byte_offset &&
                    dl.ndim == before->ndim &&
                    dlb_dtype_key(dl.dtype) == dlb_dtype_key(before->dtype) &&
                    has_same_dims(&dl, before);
-    return is_same ? dlb_torch_ask_reach(x, storage, &dl) : 0;
+    return is_same ? dlb_torch_query_reach(x, storage, &dl) : 0;
 }
 
-/* Storages first: to make the object of one may collect garbage. What is asked
- * afterwards makes nothing but integers. */
+/* Storages first: to make the object of one may collect garbage. The queries after it
+ * make nothing but integers. */
 int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
                            int32_t count, PyObject **storages) {
     int status = 1;
@@ -226,7 +225,7 @@ int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
 
 /* ---- new tensors, and versions ---- */
 
-PyObject *dlb_torch_ask_empty(int32_t ndim, const int64_t *shape, DLDataType dtype) {
+PyObject *dlb_torch_query_empty(int32_t ndim, const int64_t *shape, DLDataType dtype) {
     static PyObject *keywords;
     if (keywords == NULL && (keywords = Py_BuildValue("(s)", "dtype")) == NULL)
         return NULL;
@@ -242,10 +241,10 @@ PyObject *dlb_torch_ask_empty(int32_t ndim, const int64_t *shape, DLDataType dty
     return tensor;
 }
 
-int dlb_torch_ask_version(PyObject *x) {
-    PyObject *answer = PyObject_CallOneArg(torch.increment_version, x);
-    Py_XDECREF(answer);
-    return answer == NULL ? -1 : 0;
+int dlb_torch_query_version(PyObject *x) {
+    PyObject *result = PyObject_CallOneArg(torch.increment_version, x);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
 }
 
 /* ---- opening it, for Python ---- */
@@ -286,10 +285,10 @@ static int keep_dtypes(PyObject *by_triple) {
     return status;
 }
 
-/* torch_questions(types, table, functions, forward_levels, dtypes, made, samples):
- * what to ask, and a plain tensor and one of inference mode to learn from, in a thread
- * without modes. */
-static PyObject *hand_in_questions(PyObject *Py_UNUSED(module), PyObject *args) {
+/* torch_queries(types, table, functions, forward_levels, dtypes, made, samples):
+ * the functions to query, and a plain tensor and one of inference mode to learn from,
+ * in a thread without modes. */
+static PyObject *set_queries(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor_type, *parameter_type, *capsule, *levels, *dtypes, *made;
     PyObject *plain, *inference, *f[9];
     PyObject **const places[] = {
@@ -298,10 +297,10 @@ static PyObject *hand_in_questions(PyObject *Py_UNUSED(module), PyObject *args) 
         &torch.is_traced,      &torch.empty,       &torch.increment_version,
     };
     torch.is_known = torch.may_call = false;
-    if (!PyArg_ParseTuple(args, "(OO)O(OOOOOOOOO)O!OO!(OO):torch_questions",
-                          &tensor_type, &parameter_type, &capsule, &f[0], &f[1], &f[2],
-                          &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &PyDict_Type,
-                          &levels, &dtypes, &PyDict_Type, &made, &plain, &inference) ||
+    if (!PyArg_ParseTuple(args, "(OO)O(OOOOOOOOO)O!OO!(OO):torch_queries", &tensor_type,
+                          &parameter_type, &capsule, &f[0], &f[1], &f[2], &f[3], &f[4],
+                          &f[5], &f[6], &f[7], &f[8], &PyDict_Type, &levels, &dtypes,
+                          &PyDict_Type, &made, &plain, &inference) ||
         make_names() < 0 || read_table(capsule) < 0)
         return NULL;
     for (int i = 0; i < 9; i++)
@@ -326,25 +325,25 @@ static PyObject *hand_in_questions(PyObject *Py_UNUSED(module), PyObject *args) 
     return PyBool_FromLong(torch.is_known);
 }
 
-/* torch_questions_close(calls): where it is true, kernels are not called so. */
-static PyObject *close_questions(PyObject *Py_UNUSED(module), PyObject *calls) {
+/* torch_queries_close(calls): where it is true, kernels are not called so. */
+static PyObject *close_queries(PyObject *Py_UNUSED(module), PyObject *calls) {
     if (calls == Py_True)
         torch.may_call = false;
     Py_RETURN_NONE;
 }
 
-int dlb_torch_answers_allow(PyObject *x) {
-    int is_allowed = dlb_torch_is_asked(x) ? dlb_torch_ask_thread() : 0;
-    return is_allowed == 1 ? dlb_torch_ask_ordinary(x) : is_allowed;
+int dlb_torch_query_allows(PyObject *x) {
+    int is_allowed = dlb_torch_is_queried(x) ? dlb_torch_query_thread() : 0;
+    return is_allowed == 1 ? dlb_torch_query_ordinary(x) : is_allowed;
 }
 
-PyMethodDef dlb_torch_questions_functions[] = {
-    {"torch_questions", hand_in_questions, METH_VARARGS,
-     "torch_questions($module, types, table, functions, forward_levels, dtypes, made, "
-     "samples, /)\n--\n\nHand in what torch is asked by, and learn what plain tensors "
-     "and threads look like."},
-    {"torch_questions_close", close_questions, METH_O,
-     "torch_questions_close($module, calls, /)\n--\n\nCall no kernel by what torch "
-     "answers."},
+PyMethodDef dlb_torch_query_functions[] = {
+    {"torch_queries", set_queries, METH_VARARGS,
+     "torch_queries($module, types, table, functions, forward_levels, dtypes, made, "
+     "samples, /)\n--\n\nSet the functions that queries call, and learn the keys of "
+     "plain tensors and threads."},
+    {"torch_queries_close", close_queries, METH_O,
+     "torch_queries_close($module, calls, /)\n--\n\nCall no kernel by queries of "
+     "torch."},
     {NULL, NULL, 0, NULL},
 };
