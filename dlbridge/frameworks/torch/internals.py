@@ -545,7 +545,7 @@ def try_cuda(x: Any) -> bool | None:
         return None
     results: list[bool] = []
     # A thread of its own has none of the modes that the caller may be in.
-    worker = threading.Thread(target=lambda: answers.append(_holds_for_cuda(torch, x)))
+    worker = threading.Thread(target=lambda: results.append(_holds_for_cuda(torch, x)))
     worker.start()
     worker.join()
     return results == [True]
