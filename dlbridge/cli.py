@@ -79,10 +79,14 @@ def make_parser() -> argparse.ArgumentParser:
     add_explain(commands)
     add_check(commands)
     add_libraries(commands)
-    status = "1 if something is broken, else 0"
+    status = "1 if something is broken, 2 if a framework that is named is not installed, else 0"
     patient = add(
         commands, "doctor", show_diagnosis, "show what is installed and what is broken", status
     )
+    text = f"look at these only, however long it takes; default: all, for {QUICK:g} s"
+    patient.add_argument("frameworks", metavar="FRAMEWORK", nargs="*", help=text)
+    text = f"seconds for all of them together ({QUICK:g}, or unlimited where some are named)"
+    patient.add_argument("--within", type=float, metavar="S", help=text)
     patient.add_argument("--defects", action="store_true", help="list the known defects as well")
     patient.add_argument("--json", action="store_true", help="as JSON")
     add_matrix(commands)
@@ -487,6 +491,8 @@ def show_check(options: argparse.Namespace) -> int:
         for side, name in peers.items():
             check = check_producer if side == "producer" else check_consumer
             only = options.only and [each for each in options.only if each.startswith(f"{side}.")]
+            shown = escape_controls(f"Checking the {side} {name} …")
+            print(shown, file=sys.stderr, flush=True)
             with progress(f"rules for the {side}") as advance:
                 report = check(name, only=only, timeout=options.timeout, progress=advance)
             reports.append(report)
@@ -560,12 +566,24 @@ def can_write(command: str, *files: str | None) -> bool:
 # ---- doctor -------------------------------------------------------------------------------------
 
 
+QUICK = 8.0  # seconds for all frameworks together, where none is named
+
+
 def show_diagnosis(options: argparse.Namespace) -> int:
     """Print the table or JSON; the exit status is 1 if something is broken."""
     from dlbridge.check import doctor
 
-    with progress("processes that look at what is installed") as advance:
-        found = doctor(progress=advance)
+    chosen = options.frameworks or None
+    within = QUICK if options.within is None and chosen is None else options.within
+    names = ", ".join(chosen or frameworks.installed())
+    limit = "" if within is None else f", for at most {within:g} s"
+    print(f"Importing {names}, each in a process of its own{limit} …", file=sys.stderr, flush=True)
+    try:
+        with progress("processes have ended") as advance:
+            found = doctor(chosen, within=within, progress=advance)
+    except ArgumentError as error:
+        print(escape_controls(f"dlbridge {error}", lines=True), file=sys.stderr)
+        return 2
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:

@@ -6,10 +6,12 @@ Each framework is imported in a process of its own, since one may crash another,
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,7 @@ import numpy as np
 import dlbridge._core as core
 from dlbridge import registry
 from dlbridge._core import lib, native
+from dlbridge.calls import words
 from dlbridge.check.inspection import inspect
 from dlbridge.check.processes import describe_end, environment
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
@@ -74,7 +77,7 @@ class FrameworkReport:
         defects: those seen in the series of this version.
         unmeasured: the number of its known defects that were seen in other series only.
         error: why it cannot be used; "" where it can.
-        note: why no array of it was looked at; "" where one was.
+        note: why no array of it was inspected; "" where one was.
     """
 
     name: str
@@ -172,12 +175,16 @@ class Diagnosis:
 
 
 def doctor(
-    *, timeout: float = 300.0, progress: Callable[[int, int], None] | None = None
+    frameworks: Sequence[str] | None = None,
+    *,
+    timeout: float = 300.0,
+    within: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Diagnosis:
     """Return what is installed here, what it speaks, what is broken and what to do about it.
 
     Every installed framework is imported in a process of its own, which makes one small array and
-    inspects it; this process imports none. CUDA is asked in a process of its own as well.
+    inspects it; this process imports none. The CUDA driver is opened in a process as well.
 
     Broken is: a framework that is installed and cannot be imported, crashes, takes longer than
     `timeout` or fails with anything but a refusal; a fast path that is closed although it was
@@ -185,24 +192,31 @@ def doctor(
     a DLBRIDGE_CUDA_DRIVER or a DLBRIDGE_CACHE_DIR that cannot be used. All else is a warning.
 
     Args:
+        frameworks: the names of those to look at; all that are installed by default.
         timeout: seconds for each process.
+        within: seconds for all processes together; None for no limit. Of a framework that is not
+            imported by then, only what its package says is known: version, path and defects.
         progress: called with the number of finished processes, and of all.
 
     Raises:
-        ArgumentError: `timeout` is not positive.
+        ArgumentError: `timeout` or `within` is not positive, a framework is unknown, or not
+            installed here.
     """
-    if not timeout > 0:
-        raise ArgumentError(f"doctor: timeout must be a positive number of seconds, got {timeout}")
-    names = [row.name for row in registry.rows() if row.name != "dlbridge"]
-    installed = [name for name in names if adapter.is_installed(name)]
+    _check_seconds("timeout", timeout)
+    if within is not None:
+        _check_seconds("within", within)
+    installed = _installed(frameworks)
+    deadline = math.inf if within is None else time.monotonic() + within
     findings = [*_check_native()]
     report = progress or (lambda _done, _total: None)
     report(0, len(installed) + 1)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         answers = []
-        for answer in pool.map(lambda name: _ask(name, timeout), ["", *installed]):
+        for answer in pool.map(lambda name: _ask(name, timeout, deadline), ["", *installed]):
             answers.append(answer)
             report(len(answers), len(installed) + 1)
+    if answers[0].get("late"):
+        answers[0] = {"cuda": f"driver not opened within {within:g} s"}
     cuda = answers[0].get("cuda") or answers[0]["error"]
     named = os.environ.get("DLBRIDGE_CUDA_DRIVER") is not None
     if named and (answers[0].get("error") or answers[0].get("missing")):
@@ -214,6 +228,11 @@ def doctor(
         reports.append(judged)
         findings += found
     findings += _find_clashes(installed)
+    late = [each.name for each in reports if each.note == _LATE]
+    if late:
+        what = f"not imported within {within:g} s: {', '.join(late)}"
+        advice = f"`dlbridge doctor {' '.join(late)}` takes the time that it needs"
+        findings.append(Finding("warning", what, advice))
     cache, found = _look_at_cache()
     tag = next(iter(EXTENSION_SUFFIXES), "")
     return Diagnosis(
@@ -226,6 +245,25 @@ def doctor(
         {name: os.environ[name] for name in VARIABLES if name in os.environ},
         (*findings, *found),
     )
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        raise ArgumentError(f"doctor: {name} must be a positive number of seconds, got {value!r}")
+
+
+def _installed(chosen: Sequence[str] | None) -> list[str]:
+    known = [row.name for row in registry.rows() if row.name != "dlbridge"]
+    if chosen is None:
+        return [name for name in known if adapter.is_installed(name)]
+    names = [
+        registry.one_of(name, known, "doctor", "is not a framework")
+        for name in words("doctor", "frameworks", chosen)
+    ]
+    for name in names:
+        if not adapter.is_installed(name):
+            raise ArgumentError(f"doctor: {name} is not installed here")
+    return names
 
 
 def find_version(module: str, providers: Mapping[str, list[str]]) -> str:
@@ -266,6 +304,9 @@ def _judge(
             defects.append(Defect(row.fact, row.versions, *text))
         elif number:
             unmeasured += 1
+    if answer.get("late"):
+        path = framework.path()
+        answer = {"path": path, "expected": path, "note": _LATE, "late": True}
     error, path = answer.get("error", ""), answer.get("path", "")
     findings = []
     if error:
@@ -276,7 +317,7 @@ def _judge(
     elif path.startswith("general"):
         advice = f"nothing is wrong, only slower: install a version of {name} that is named"
         findings.append(Finding("warning", f"{name}: {path}", advice))
-    if answer.get("note"):
+    if answer.get("note") and not answer.get("late"):
         findings.append(Finding("warning", f"{name}: {answer['note']}", "see the refusal's text"))
     report = FrameworkReport(
         name,
@@ -290,6 +331,9 @@ def _judge(
         answer.get("note", ""),
     )
     return report, findings
+
+
+_LATE = "not imported in time"  # the note of a framework whose process was ended
 
 
 def _find_clashes(installed: Sequence[str]) -> Iterator[Finding]:
@@ -333,8 +377,11 @@ def _pair(value: Any) -> tuple[int, int] | None:
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def _ask(name: str, timeout: float) -> dict[str, Any]:
-    """Return what a process says of a framework, or of CUDA ("")."""
+def _ask(name: str, timeout: float, deadline: float) -> dict[str, Any]:
+    """Return what a process finds of a framework, or of CUDA (""); {"late": True} after a time."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return {"late": True}
     with tempfile.TemporaryDirectory(prefix="dlbridge-doctor-") as folder:
         file = Path(folder, "answer.json")
         code = "import sys; from dlbridge.check.diagnosis import answer; answer(*sys.argv[1:])"
@@ -343,11 +390,13 @@ def _ask(name: str, timeout: float) -> dict[str, Any]:
                 [sys.executable, "-c", code, name, str(file)],
                 env=environment(),
                 capture_output=True,
-                timeout=timeout,
+                timeout=min(timeout, left),
                 check=False,
                 cwd=folder,
             )
         except subprocess.TimeoutExpired:
+            if left < timeout:
+                return {"late": True}
             return {"error": f"no answer in {timeout:g} s"}
         if done.returncode != 0 or not file.exists():
             return {"error": describe_end(done.returncode, done.stderr)}
@@ -417,7 +466,7 @@ def _text_of_version(pair: tuple[int, int]) -> str:
 def _text_of_framework(report: FrameworkReport) -> str:
     if report.error:
         return report.error
-    spoken = "no capsule"
+    spoken = "not imported" if report.note == _LATE else "no capsule"
     if report.dlpack is not None:
         is_legacy = report.dlpack[0] == 0
         spoken = "legacy DLPack" if is_legacy else f"DLPack {_text_of_version(report.dlpack)}"

@@ -22,6 +22,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.adapter import Quirk
 
+PATIENT = ("--within", "300")  # where other tests have the processors
 BUILT_IN = [row.name for row in registry.rows()]
 
 
@@ -87,7 +88,7 @@ def test_the_command_prints_json_for_programs(
     only: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     only("numpy")
-    assert cli.main(["doctor", "--json"]) == 0
+    assert cli.main(["doctor", *PATIENT, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["frameworks"][0]["version"] == np.__version__
     assert found["is_broken"] is False
@@ -130,7 +131,7 @@ def test_the_command_ends_with_1_if_something_is_broken(
 ) -> None:
     only()
     monkeypatch.setenv("DLBRIDGE_CUDA_DRIVER", str(tmp_path / "none.so"))
-    assert cli.main(["doctor"]) == 1
+    assert cli.main(["doctor", *PATIENT]) == 1
     verdict = capsys.readouterr().out.splitlines()[-1]
     assert verdict.startswith("broken: DLBRIDGE_CUDA_DRIVER (frameworks: 0, ")
 
@@ -139,11 +140,11 @@ def test_the_verdict_is_the_last_line_and_defects_are_listed_on_request(
     only: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     only("numpy")
-    assert cli.main(["doctor"]) == 0
+    assert cli.main(["doctor", *PATIENT]) == 0
     short = capsys.readouterr().out
     assert short.splitlines()[-1].startswith("nothing is broken (frameworks: 1, ")
     assert "known defect " not in short
-    assert cli.main(["doctor", "--defects"]) == 0
+    assert cli.main(["doctor", *PATIENT, "--defects"]) == 0
     assert "known defect " in capsys.readouterr().out
 
 
@@ -230,6 +231,54 @@ def test_without_a_native_module_of_this_python_the_error_names_those_there_are(
     assert "there is _cffi.cpython-30-other.so" in done.stderr
 
 
+SLOW = "import time; time.sleep(600)"
+
+
+def test_a_framework_that_is_not_imported_in_time_is_known_by_its_package(
+    only: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Who asks for all of them does not wait for the slowest, and nothing is taken for broken."""
+    only("mxnet", "cupy")
+    for name in ("mxnet", "cupy"):
+        (tmp_path / f"{name}.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.main(["doctor", "--within", "0.5"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1].startswith("nothing is broken (frameworks: 2, warnings: 1,")
+    assert printed.err.startswith("Importing cupy, mxnet, each in a process of its own, for at mo")
+    (finding,) = diagnose(within=0.5).findings
+    assert (finding.level, finding.what) == ("warning", "not imported within 0.5 s: cupy, mxnet")
+    assert finding.advice == "`dlbridge doctor cupy mxnet` takes the time that it needs"
+    found = diagnose(["MXNet"], within=0.5)
+    (mxnet,) = found.frameworks
+    assert (mxnet.error, mxnet.dlpack, mxnet.note) == ("", None, "not imported in time")
+
+
+def test_a_framework_that_is_named_is_alone_and_has_all_the_time(
+    only: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    only("numpy", "torch")
+    assert cli.main(["doctor", "np", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [each["name"] for each in json.loads(printed.out)["frameworks"]] == ["numpy"]
+    assert printed.err == "Importing np, each in a process of its own …\n"
+
+
+def test_a_framework_that_is_unknown_or_not_there_is_refused(
+    only: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    only("numpy")
+    with pytest.raises(ArgumentError, match=r"^doctor: 'torhc' is no.*; did you mean 'torch'\?$"):
+        diagnose(["torhc"])
+    assert cli.main(["doctor", "torch"]) == 2
+    assert capsys.readouterr().err.endswith("dlbridge doctor: torch is not installed here\n")
+
+
 def test_a_timeout_must_be_positive() -> None:
+    with pytest.raises(ArgumentError, match=r"doctor: within must be a positive number"):
+        diagnose(within=-1)
     with pytest.raises(ArgumentError, match=r"doctor: timeout must be a positive number"):
         diagnose(timeout=0)
