@@ -367,6 +367,27 @@ def advice(text: str, function: Callable[..., object]) -> str:
     return did_you_mean(found[1], signature(function).parameters) if found else ""
 
 
+def native_refusal(text: object, call: str, known: list[str]) -> str:
+    """Return what Python says of the arguments of a function in C, in the name of the call.
+
+    Example:
+        >>> native_refusal("'ordr' is an invalid keyword argument for copy()", "copy", ["order"])
+        "copy() got an unexpected keyword argument 'ordr'; did you mean 'order'?"
+        >>> native_refusal("f() takes at most 1 argument (2 given)", "copy", ["order"])
+        'copy() takes at most 1 argument (2 given)'
+    """
+    found = _INVALID.search(str(text))
+    if found:
+        word = found[1] or found[2]
+        return f"{call}() got an unexpected keyword argument {word!r}{did_you_mean(word, known)}"
+    return re.sub(r"^\w+\(\)", f"{call}()", str(text))
+
+
+_INVALID = re.compile(
+    r"'(\w+)' is an invalid keyword argument|got an unexpected keyword argument '(\w+)'"
+)
+
+
 def check_flag(call: str, name: str, value: object) -> None:
     """Refuse what is neither True nor False.
 

@@ -245,6 +245,12 @@ def read_name(name: str) -> Fields:
     number = parts[1] if len(parts) == 2 else "0"
     is_number = number.isascii() and number.isdecimal() and len(number) < 20
     if kind is None or len(parts) > 2 or not is_number:
+        framework = registry.canonical_name(name)
+        if framework in {row.name for row in registry.rows()}:
+            raise ArgumentError(
+                f"Device: {name!r} is a framework, not a device; dlbridge.to_{framework}(x), or "
+                f"convert(x, {framework!r}), gives a tensor of it"
+            )
         raise ArgumentError(
             f"Device: unknown name {name!r}; known are {', '.join(_TYPES)}, each with :N for id N"
             f"{did_you_mean(parts[0] if parts else name, _TYPES)}"

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from inspect import Signature
-from typing import Any, Generic, Literal, ParamSpec, Self, final
+from typing import Any, Generic, Literal, ParamSpec, Self, final, overload
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -59,7 +59,10 @@ class TensorBase:
     @property
     def _dltensor_address(self) -> int: ...
     def __getitem__(self, key: object, /) -> Self: ...
+    @overload
     def reshape(self, *shape: int | Sequence[int]) -> Self: ...
+    @overload
+    def reshape(self, *, shape: Sequence[int]) -> Self: ...
     def _view(
         self,
         shape: Sequence[int],
@@ -682,7 +685,7 @@ def set_cuda_allocator(
 
 def set_cuda_memory_hooks(
     no_memory: Callable[[str, int, int, int], Exception],
-    read_pair: Callable[[object], tuple[int, int]],
+    read_pair: Callable[[object, str], tuple[int, int]],
     device_type: type,
     /,
 ) -> None: ...

@@ -6,7 +6,7 @@ from dlbridge._core import ffi, lib, native
 from dlbridge.cuda import ipc
 from dlbridge.cuda.driver import memory_info
 from dlbridge.device import Device, make_device
-from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError
+from dlbridge.errors import AllocationError, DLBridgeError, ExchangeError, name_call
 
 _CUDA, _PINNED, _MANAGED = 2, 3, 13
 _KINDS = {_CUDA: "device memory", _PINNED: "pinned memory", _MANAGED: "managed memory"}
@@ -32,9 +32,13 @@ def _describe_memory(device: int) -> str:
     return f"; {info.free} of the {info.total} bytes of cuda:{device} are free"
 
 
-def read_pair(device: object) -> tuple[int, int]:
-    """Return the pair (type, id) of anything that Device takes."""
-    return Device(device).pair
+def read_pair(device: object, call: str) -> tuple[int, int]:
+    """Return the pair (type, id) of anything that Device takes; refusals begin with `call`."""
+    try:
+        return Device(device).pair
+    except DLBridgeError as error:
+        name_call(error, call)
+        raise
 
 
 native.set_cuda_memory_hooks(no_memory, read_pair, Device)

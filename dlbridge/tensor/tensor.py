@@ -15,17 +15,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from numbers import Number
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from dlbridge._core import ffi, native
 from dlbridge.calls import with_advice
 from dlbridge.cuda.driver import stream as on_stream
-from dlbridge.device import CUDA_TYPES, HOST_TYPES, as_device, make_device
+from dlbridge.device import CUDA_TYPES, HOST_TYPES, Device, as_device, make_device
 from dlbridge.dtype import DType, as_dtype, make_dtype
 from dlbridge.errors import (
     ArgumentError,
+    DLBridgeError,
     ExchangeError,
     UnsupportedTypeError,
     ViewError,
@@ -33,6 +34,8 @@ from dlbridge.errors import (
 )
 from dlbridge.tensor import pickling, values, views
 from dlbridge.tensor.values import equal as equal
+
+T = TypeVar("T", bound="Tensor")
 
 # Functions of JAX that look for `__jax_array__` and raise where there is one.
 _JAX_REFUSALS = frozenset(
@@ -154,7 +157,7 @@ class Tensor(native.TensorBase):
             ViewError: the layout does not allow it without a copy.
             ArgumentError: the sizes do not divide.
         """
-        new = as_dtype(dtype)
+        new = _read_dtype("view", dtype)
         bits, new_bits = values.element_bits(self), new.itembits
         padded = bool(self.flags & values.PADDED and self.dtype.bits % 8)
         renamed = padded and new.bits == self.dtype.bits
@@ -174,11 +177,11 @@ class Tensor(native.TensorBase):
 
     def vec(self, dtype: object = None, *, alignment: int | None = None) -> Self:
         """Return the tensor, checked to be a compact aligned vector; see `tensor`."""
-        return self.tensor(1, dtype, alignment=alignment)
+        return _checked(self, "vec", 1, dtype, alignment)
 
     def matrix(self, dtype: object = None, *, alignment: int | None = None) -> Self:
         """Return the tensor, checked to be a compact aligned matrix; see `tensor`."""
-        return self.tensor(2, dtype, alignment=alignment)
+        return _checked(self, "matrix", 2, dtype, alignment)
 
     def tensor(self, ndim: int, dtype: object = None, *, alignment: int | None = None) -> Self:
         """Return the tensor, checked to be memory that compiled code may index as it is.
@@ -194,15 +197,7 @@ class Tensor(native.TensorBase):
             ViewError: the memory is not compact in row-major order.
             ExchangeError: with reason "alignment", the memory is not aligned.
         """
-        if self.ndim != ndim:
-            raise ArgumentError(f"tensor({ndim}): the tensor has {self.ndim} dimensions")
-        if dtype is not None and as_dtype(dtype) is not self.dtype:
-            raise ArgumentError(f"tensor({ndim}): {as_dtype(dtype)} is required, got {self.dtype}")
-        if not self.is_contiguous:
-            raise ViewError(f"tensor({ndim}): strides {self.strides} are not row-major; "
-                            "use tensor.contiguous()")  # fmt: skip
-        _require_alignment(self, alignment or _alignment(self.dtype), f"tensor({ndim})")
-        return self
+        return _checked(self, "tensor", ndim, dtype, alignment)
 
     # ---- copies ----
 
@@ -293,16 +288,16 @@ class Tensor(native.TensorBase):
         Raises:
             ExchangeError: as `to` does; with reason "stream", neither device has streams.
         """
+        wanted = _read_device("to_device", device)
         if stream is None:
-            return self.to(device)
-        for place in (as_device(device), self.device):
+            return self.to(wanted)
+        for place in (wanted, self.device):
             if place.type in CUDA_TYPES:
                 with on_stream(stream, place):
-                    return self.to(device)
+                    return self.to(wanted)
         raise ExchangeError(
             "stream",
-            f"to_device: stream must be None from {self.device} to {as_device(device)}, got "
-            f"{stream!r}",
+            f"to_device: stream must be None from {self.device} to {wanted}, got {stream!r}",
         )
 
     def cpu(self) -> Self:
@@ -417,6 +412,43 @@ def _variadic(arguments: tuple[Any, ...]) -> tuple[int, ...]:
     if len(arguments) == 1 and (arguments[0] is None or isinstance(arguments[0], Iterable)):
         return tuple(arguments[0] or ())
     return arguments
+
+
+def _read_dtype(call: str, x: object) -> DType:
+    """Return the dtype that an argument names; refusals begin with the call."""
+    try:
+        return as_dtype(x)
+    except DLBridgeError as error:
+        name_call(error, call)
+        raise
+
+
+def _read_device(call: str, x: object) -> Device:
+    try:
+        return as_device(x)
+    except DLBridgeError as error:
+        name_call(error, call)
+        raise
+
+
+def _checked(tensor: T, call: str, ndim: int, dtype: object, alignment: int | None) -> T:
+    """Return the tensor, whose memory compiled code may index; see `Tensor.tensor`."""
+    for name, number in (("ndim", ndim), ("alignment", alignment)):
+        wanted: object = number  # of another type, where it is wrong
+        is_left_out = wanted is None and name == "alignment"
+        if not is_left_out and not (isinstance(wanted, int) and wanted >= 0):
+            raise ArgumentError(f"{call}: {name} must be an integer, 0 or more, got {number!r}")
+    required = None if dtype is None else _read_dtype(call, dtype)
+    if tensor.ndim != ndim:
+        raise ArgumentError(f"{call}: the tensor has {tensor.ndim} dimensions, {ndim} required")
+    if required is not None and required is not tensor.dtype:
+        raise ArgumentError(f"{call}: {required} is required, got {tensor.dtype}")
+    if not tensor.is_contiguous:
+        raise ViewError(
+            f"{call}: strides {tensor.strides} are not row-major; use tensor.contiguous()"
+        )
+    _require_alignment(tensor, alignment or _alignment(tensor.dtype), call)
+    return tensor
 
 
 def _alignment(dtype: DType) -> int:

@@ -64,9 +64,14 @@ def methods() -> list[Call]:
     """Methods of Tensor, which are bound when they are called."""
     rows = {
         "reshape": ((3, 2),), "transpose": (1, 0), "broadcast_to": ((4, 2, 3),), "squeeze": ((),),
-        "expand_dims": (0,),
+        "expand_dims": (0,), "copy": ("C",), "to": ("cpu",), "to_device": ("cpu",), "view": ("f4",),
+        "tensor": (2, "f4"), "matrix": ("f4",),
     }  # fmt: skip
-    takes = {"squeeze": ("0: None", "0: dict"), "expand_dims": ("0: dict",)}  # no axes
+    takes = {
+        "squeeze": ("0: None", "0: dict"), "expand_dims": ("0: dict",),  # no axes
+        "tensor": ("1: None",), "matrix": ("0: None",),
+        "copy": ("0: misspelt",),  # a word of one letter
+    }  # fmt: skip
     return [
         Call(name, lambda *args, name=name: getattr(tensor(), name)(*args), args, {},
              takes.get(name, ()))
@@ -260,11 +265,53 @@ def test_a_misspelt_keyword_of_a_method_suggests_the_nearest(cls: type, name: st
             )
 
 
+@pytest.mark.parametrize(
+    ("name", "keyword"),
+    [("copy", "order"), ("to", "device"), ("to", "copy"), ("reshape", "shape")],
+)
+def test_a_misspelt_keyword_of_a_method_in_c_suggests_the_nearest(name: str, keyword: str) -> None:
+    wrong = shorten(keyword)
+    with pytest.raises(TypeError) as caught:
+        getattr(tensor(), name)(**{wrong: None})
+    assert str(caught.value) == (
+        f"Tensor.{name}() got an unexpected keyword argument '{wrong}'; did you mean '{keyword}'?"
+    )
+
+
+def test_wrong_arguments_of_a_run_are_refused_in_its_name() -> None:
+    kernel = dlbridge.wrap(np.negative, SCHEMA, abi="python:numpy")
+    lists = [None, -7, "wrogn", object(), 1.5, tensor()]  # a Tensor is not a list of its rows
+    for wrong in lists:
+        with pytest.raises(dlbridge.errors.UnsupportedTypeError) as caught:
+            kernel.run(wrong)  # type: ignore[arg-type]
+        text = f"misuse::copy: run: tensors must be a list of Tensors, got {type(wrong).__name__}"
+        assert str(caught.value) == text
+    for wrong in lists:
+        with pytest.raises(dlbridge.errors.UnsupportedTypeError, match=r": run: scalars must be a"):
+            kernel.run([tensor(), tensor()], wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^Kernel\.run\(\) .*'sclars'; did you mean 'scalars'\?$"):
+        kernel.run([], sclars=())  # type: ignore[call-arg]
+    with pytest.raises(
+        dlbridge.errors.UnsupportedTypeError, match=r"publish: key must be a string"
+    ):
+        kernel.publish(3)  # type: ignore[arg-type]
+
+
 def test_what_is_given_in_the_wrong_way_says_how_it_is_given() -> None:
     with pytest.raises(TypeError, match=r'^to_numpy\(\) takes .* by name, such as device="cpu"$'):
         dlbridge.to_numpy(X, "cpu")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"'devixe'; it takes device and copy$"):
-        tensor().to(devixe="cpu")  # type: ignore[call-arg]
+    with pytest.raises(dlbridge.errors.ArgumentError, match=r"^to: .*dlbridge\.to_torch\(x\), or"):
+        tensor().to("torch")
+    with pytest.raises(
+        dlbridge.errors.ArgumentError, match=r"^to: copy must be True or False, got"
+    ):
+        tensor().to("cpu", copy="never")  # type: ignore[arg-type]
+    assert tensor().to("cpu", copy=np.True_).data_ptr != X.ctypes.data  # type: ignore[arg-type]
+    assert tensor().reshape(shape=(3, 2)).shape == (3, 2)
+    with pytest.raises(TypeError, match=r"^Tensor\.copy\(\) takes at most 1 argument \(2 given\)$"):
+        tensor().copy("C", "F")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Tensor\.to\(\) takes one device, and copy by name; 2 "):
+        tensor().to("cpu", "cuda")  # type: ignore[call-arg]
     with pytest.raises(dlbridge.errors.ArgumentError, match=r"; did you mean 'current'\?$"):
         dlbridge.to_numpy(X, stream="CURRENT")
 

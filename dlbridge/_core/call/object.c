@@ -323,19 +323,34 @@ static int run_frame(const dlb_kernel *kernel, dlb_frame *frame) {
     return status;
 }
 
+/* A tuple of what an argument of `run` lists. A Tensor is not a list of its rows. */
+static PyObject *list_of(const char *name, const char *argument, const char *what,
+                         PyObject *given) {
+    bool is_one =
+        dlb_is_tensor(given) || PyUnicode_Check(given) || PyBytes_Check(given);
+    PyObject *tuple = is_one ? NULL : PySequence_Tuple(given);
+    if (tuple != NULL || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)))
+        return tuple;
+    PyErr_Clear();
+    return dlb_raise_error("UnsupportedTypeError",
+                           "%s: run: %s must be a list of %s, got %s", name, argument,
+                           what, Py_TYPE(given)->tp_name);
+}
+
 /* The tuples keep what the frame points to. */
 static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"tensors", "scalars", "source", NULL};
     PyObject *tensors, *scalars = NULL;
     const char *source = NULL;
     dlb_frame frame;
+    const char *name = as_kernel(self)->kernel->name;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|Oz:run", names, &tensors,
                                      &scalars, &source))
-        return NULL;
-    tensors = PySequence_Tuple(tensors);
+        return dlb_refuse_arguments("Kernel.run", names);
+    tensors = list_of(name, "tensors", "Tensors", tensors);
     scalars = tensors == NULL   ? NULL
               : scalars == NULL ? PyTuple_New(0)
-                                : PySequence_Tuple(scalars);
+                                : list_of(name, "scalars", "scalars", scalars);
     int status = -1;
     dlb_frame_start(&frame, source);
     if (scalars != NULL) {
@@ -357,6 +372,10 @@ static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
 
 /* publish(key): compiled programs that hold this key call the kernel from now on */
 static PyObject *publish(PyObject *self, PyObject *key) {
+    if (!PyUnicode_Check(key))
+        return dlb_raise_error("UnsupportedTypeError",
+                               "%s: publish: key must be a string, got %R",
+                               as_kernel(self)->kernel->name, key);
     const char *text = PyUnicode_AsUTF8(key);
     if (text == NULL)
         return NULL;

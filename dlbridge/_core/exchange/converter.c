@@ -416,7 +416,7 @@ static bool read_device(PyObject *value, policy *out) {
     DLDevice device;
     if (value == Py_None)
         return true;
-    if (dlb_read_device(value, &device) < 0) {
+    if (dlb_read_device(value, &device, "Device") < 0) {
         dlb_clear_error(); /* Python says it again */
         return false;
     }

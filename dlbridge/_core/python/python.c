@@ -288,6 +288,32 @@ PyObject *dlb_raise_error(const char *error, const char *format, ...) {
     return NULL;
 }
 
+PyObject *dlb_refuse_arguments(const char *call, char *const *names) {
+    if (!PyErr_ExceptionMatches(PyExc_TypeError))
+        return NULL;
+    PyObject *type, *value, *trace, *known = PyList_New(0);
+    PyErr_Fetch(&type, &value, &trace);
+    for (; known != NULL && *names != NULL; names++) {
+        PyObject *name = PyUnicode_FromString(*names);
+        if (name == NULL || PyList_Append(known, name) < 0)
+            Py_CLEAR(known);
+        Py_XDECREF(name);
+    }
+    PyObject *calls = known ? PyImport_ImportModule("dlbridge.calls") : NULL;
+    PyObject *text = calls ? PyObject_CallMethod(calls, "native_refusal", "OsO",
+                                                 value ? value : Py_None, call, known)
+                           : NULL;
+    if (text != NULL)
+        PyErr_SetObject(PyExc_TypeError, text);
+    Py_XDECREF(text);
+    Py_XDECREF(calls);
+    Py_XDECREF(known);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return NULL;
+}
+
 /* Refuse with the sentence of errors.REASONS, the numbers of `tensor`, and `advice`.
  * Its shape may be gone: who exported it has had it back. */
 static PyObject *refuse(const char *reason, const char *call, const DLTensor *tensor,

@@ -110,6 +110,9 @@ PyObject *dlb_list_item(PyObject *list, Py_ssize_t index);
 PyObject *dlb_refuse(const char *reason, const char *format, ...);
 /* An exception of dlbridge.errors, by its name. */
 PyObject *dlb_raise_error(const char *error, const char *format, ...);
+/* With an exception of Python's own parser of arguments set: the same in the name of
+ * the call, with the nearest of `names`, which end with NULL. */
+PyObject *dlb_refuse_arguments(const char *call, char *const *names);
 /* For a reason out of layout/layout.c: the sentence of errors.REASONS and the numbers
  * of the tensor. */
 PyObject *dlb_refuse_layout(const char *reason, const char *call,

@@ -14,7 +14,7 @@
 
 /* Set by the Python package. */
 static PyObject *no_memory;   /* no_memory(call, nbytes, device type, device id) */
-static PyObject *read_pair;   /* read_pair(device): the pair (type, id) */
+static PyObject *read_pair;   /* read_pair(device, call): the pair (type, id) */
 static PyObject *known_pairs; /* by name or Device */
 static PyTypeObject *device_type;
 /* allocator(nbytes, (type, id)): a uint8 Tensor of another allocator, or None for the
@@ -58,11 +58,12 @@ static PyObject *refuse_move(const char *call, dlb_tensor *tensor) {
 
 /* ---- devices ---- */
 
-int dlb_read_device(PyObject *given, DLDevice *device) {
+/* `call` begins the texts of refusals. */
+int dlb_read_device(PyObject *given, DLDevice *device, const char *call) {
     bool is_known = PyUnicode_CheckExact(given) || Py_TYPE(given) == device_type;
     PyObject *pair = is_known ? dlb_cache_get(known_pairs, given) : NULL;
     if (pair == NULL && !PyErr_Occurred())
-        pair = PyObject_CallOneArg(read_pair, given);
+        pair = PyObject_CallFunction(read_pair, "Os", given, call);
     if (pair == NULL)
         return -1;
     int status = dlb_parse_device(pair, device);
@@ -303,7 +304,7 @@ PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *order = NULL;
     dlb_tensor *tensor = (dlb_tensor *)self;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:copy", names, &order))
-        return NULL;
+        return dlb_refuse_arguments("Tensor.copy", names);
     Py_UCS4 letter = 'C';
     if (order != NULL) {
         bool is_letter = PyUnicode_Check(order) && PyUnicode_GET_LENGTH(order) == 1;
@@ -315,32 +316,46 @@ PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs) {
     return dlb_copied(tensor, own_device(tensor->dl.device), (char)letter, 0, "copy");
 }
 
+/* A bool, of Python or NumPy. */
+static int read_flag(PyObject *value, bool *flag) {
+    if (!PyBool_Check(value) &&
+        strncmp(Py_TYPE(value)->tp_name, "numpy.bool", 10) != 0) {
+        dlb_raise_error("ArgumentError", "to: copy must be True or False, got %R",
+                        value);
+        return -1;
+    }
+    int truth = PyObject_IsTrue(value);
+    *flag = truth > 0;
+    return truth < 0 ? -1 : 0;
+}
+
 static int parse_to(PyObject *const *args, Py_ssize_t count, PyObject *names,
                     PyObject **device, bool *copies) {
+    static char *const known[] = {"device", "copy", NULL};
     Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
     *device = count == 1 ? args[0] : NULL;
     *copies = false;
     for (Py_ssize_t i = 0; i < named && count <= 1; i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[count + i];
-        int truth = 0;
         if (PyUnicode_CompareWithASCIIString(name, "copy") == 0) {
-            if ((truth = PyObject_IsTrue(value)) < 0)
+            if (read_flag(value, copies) < 0)
                 return -1;
-            *copies = truth;
         } else if (*device == NULL &&
                    PyUnicode_CompareWithASCIIString(name, "device") == 0) {
             *device = value;
         } else {
-            PyErr_Format(PyExc_TypeError,
-                         "to() got an unexpected keyword argument %R; it takes "
-                         "device and copy",
+            PyErr_Format(PyExc_TypeError, "to() got an unexpected keyword argument %R",
                          name);
+            dlb_refuse_arguments("Tensor.to", known);
             return -1;
         }
     }
     if (*device != NULL && count <= 1)
         return 0;
-    PyErr_SetString(PyExc_TypeError, "to() takes one device");
+    PyErr_Format(PyExc_TypeError,
+                 "Tensor.to() takes one device, and copy by name; %zd were given by "
+                 "position",
+                 count);
     return -1;
 }
 
@@ -351,7 +366,7 @@ PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
     PyObject *device;
     bool copies;
     if (parse_to(args, count, names, &device, &copies) < 0 ||
-        dlb_read_device(device, &wanted) < 0)
+        dlb_read_device(device, &wanted, "to") < 0)
         return NULL;
     bool is_here = wanted.device_type == own.device_type &&
                    (wanted.device_id == own.device_id || own.device_type == kDLCPU);

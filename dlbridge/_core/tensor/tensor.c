@@ -606,7 +606,7 @@ static PyMethodDef tensor_methods[] = {
      "stream.\n\n"
      "Raises AllocationError: there is no memory, as for a view that broadcasts to "
      "terabytes."},
-    {"reshape", (PyCFunction)(void (*)(void))dlb_tensor_reshape, METH_FASTCALL,
+    {"reshape", (PyCFunction)(void (*)(void))dlb_tensor_reshape, KEYWORDS,
      "reshape($self, /, *shape)\n--\n\n"
      "Return a view of another shape, one extent of which may be -1.\n\n"
      "Raises ViewError where the strides do not allow it without a copy, which\n"

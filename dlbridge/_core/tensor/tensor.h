@@ -49,7 +49,8 @@ int dlb_buffer_format(const char *format, Py_ssize_t itemsize, DLDataType *dtype
 
 /* ---- views.c: the ordinary cases of tensor/views.py, which does all others ---- */
 PyObject *dlb_tensor_item(PyObject *self, PyObject *key);
-PyObject *dlb_tensor_reshape(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *dlb_tensor_reshape(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                             PyObject *names);
 
 /* ---- capsule.c ---- */
 /* A deleter that adds one to the first 8 bytes of the managed tensor, and frees
@@ -102,7 +103,7 @@ PyObject *dlb_tensor_copy(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *dlb_tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t count,
                         PyObject *names);
 /* Anything that Device takes; names are read once. */
-int dlb_read_device(PyObject *given, DLDevice *device);
+int dlb_read_device(PyObject *given, DLDevice *device, const char *call);
 bool dlb_is_device(PyObject *x); /* a dlbridge.Device */
 /* New compact memory for a view that has a shape, dtype, flags and device; on the CPU
  * -1 comes without an exception. */

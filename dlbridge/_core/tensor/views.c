@@ -168,7 +168,18 @@ static bool read_shape(PyObject *const *items, Py_ssize_t count, int64_t size,
     return true;
 }
 
-PyObject *dlb_tensor_reshape(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+PyObject *dlb_tensor_reshape(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                             PyObject *names) {
+    if (names != NULL && PyTuple_GET_SIZE(names) > 0) {
+        static char *const known[] = {"shape", NULL};
+        PyObject *name = PyTuple_GET_ITEM(names, 0);
+        if (PyUnicode_CompareWithASCIIString(name, "shape") != 0 || count > 0) {
+            PyErr_Format(PyExc_TypeError,
+                         "reshape() got an unexpected keyword argument %R", name);
+            return dlb_refuse_arguments("Tensor.reshape", known);
+        }
+        count = 1; /* reshape(shape=…) */
+    }
     dlb_tensor *tensor = (dlb_tensor *)self;
     int64_t shape[DLB_MAX_NDIM], strides[DLB_MAX_NDIM];
     PyObject *const *items = args;
