@@ -85,7 +85,33 @@ class HolderRow(NamedTuple):
     package: str
 
 
+class Origin:
+    """Which execution of a module registers something: the one that is under way.
+
+    Python executes a module again when its import was interrupted, with new globals. What it then
+    registers replaces what it has registered before.
+    """
+
+    __slots__ = ("_globals",)
+
+    def __init__(self) -> None:
+        frame = sys._getframe(1)
+        while frame.f_code.co_name != "<module>" and frame.f_back is not None:
+            frame = frame.f_back
+        self._globals = frame.f_globals
+
+    def may_replace(self, known: Origin) -> bool:
+        """Return whether this is `known`, or a later execution of the same module."""
+        if self._globals is known._globals:
+            return self is known
+        mine, other = self._globals.get("__spec__"), known._globals.get("__spec__")
+        if mine is None or other is None:  # a program, which nobody imports
+            return False
+        return bool((mine.name, mine.origin) == (other.name, other.origin))
+
+
 _ROWS: dict[str, Row] = {}
+_ORIGINS: dict[str, Origin] = {}
 _HOLDERS: dict[str, HolderRow] = {}  # by top-level module
 _BY_ROOT: dict[str, Row] = {}
 _ADAPTERS: dict[str, Any] = {}
@@ -119,12 +145,15 @@ def register(
         raise ArgumentError(
             f"register_framework: name must be a lower-case identifier, got {name!r}"
         )
-    if name in _ROWS:
+    origin = Origin()
+    if not origin.may_replace(_ORIGINS.setdefault(name, origin)):
         raise ArgumentError(f"register_framework: there is a framework called {name!r}")
+    _ORIGINS[name] = origin
     made = Row(name, package, roots, title or name, noun, func or f"to_{name}_func")
     _ROWS[name] = made
     for root in roots:
-        _BY_ROOT.setdefault(root, made)
+        if _BY_ROOT.setdefault(root, made).name == name:
+            _BY_ROOT[root] = made
     for listener in _LISTENERS:
         listener(made)
     return made

@@ -748,26 +748,27 @@ static inline void dlb_ort_read_number(dlb_ort_reader *in, const char *sign,
 }
 
 static inline void dlb_ort_read_default(dlb_ort_reader *in, dlb_scalar_kind kind,
-                                        dlb_scalar *value) {
+                                        int is_bool, dlb_scalar *value) {
     const char *sign = dlb_ort_accept(in, '-') ? "-" : "";
     dlb_ort_word word = in->word;
-    if (in->kind == '0' || dlb_ort_is(word, "inf") || dlb_ort_is(word, "nan")) {
+    if (kind != DLB_NONE && !is_bool &&
+        (in->kind == '0' || dlb_ort_is(word, "inf") || dlb_ort_is(word, "nan"))) {
         dlb_ort_read_number(in, sign, kind, value);
     } else if (in->kind == '"' && kind == DLB_STRING) {
         value->kind = DLB_STRING;
         value->value.s = dlb_ort_read_string(in);
-    } else if (kind == DLB_INT &&
+    } else if (is_bool && *sign == 0 &&
                (dlb_ort_is(word, "True") || dlb_ort_is(word, "False"))) {
         value->kind = DLB_INT;
         value->value.i = dlb_ort_is(word, "True");
-    } else if (!dlb_ort_is(word, "None")) {
+    } else if (*sign != 0 || !dlb_ort_is(word, "None")) {
         dlb_ort_refuse(in, "a literal of its kind is expected");
     }
     dlb_ort_advance(in);
 }
 
 static inline int dlb_ort_read_scalar(dlb_ort_reader *in, dlb_ort_word name,
-                                      dlb_scalar_kind kind) {
+                                      dlb_scalar_kind kind, int is_bool) {
     dlb_ort_operator *made = in->made;
     if (made->scalar_count == DLB_ORT_SCALARS) {
         dlb_ort_refuse(in, "too many scalars");
@@ -779,8 +780,11 @@ static inline int dlb_ort_read_scalar(dlb_ort_reader *in, dlb_ort_word name,
     scalar->length = -1;
     dlb_ort_advance(in);
     scalar->is_required = !dlb_ort_accept(in, '?');
-    if (dlb_ort_accept(in, '='))
-        dlb_ort_read_default(in, kind, &scalar->value);
+    if (!dlb_ort_accept(in, '='))
+        return 1;
+    if (scalar->is_required && dlb_ort_is(in->word, "None"))
+        dlb_ort_refuse(in, "only an optional argument can be None");
+    dlb_ort_read_default(in, kind, is_bool, &scalar->value);
     return 1;
 }
 
@@ -833,6 +837,8 @@ static inline void dlb_ort_find_lists(dlb_ort_reader *in) {
 
 static inline void dlb_ort_read_numbers(dlb_ort_reader *in, dlb_ort_scalar *scalar) {
     dlb_ort_list *list = dlb_ort_make_list(scalar->kind, &scalar->value);
+    if (list == NULL)
+        dlb_ort_refuse(in, "out of memory");
     dlb_ort_expect(in, '[', "'[' is expected");
     while (list != NULL && in->kind != ']' && in->kind != 0) {
         dlb_scalar number;
@@ -842,7 +848,7 @@ static inline void dlb_ort_read_numbers(dlb_ort_reader *in, dlb_ort_scalar *scal
             dlb_ort_refuse(in, "too many numbers");
             return;
         }
-        dlb_ort_read_default(in, scalar->kind == DLB_INTS ? DLB_INT : DLB_FLOAT,
+        dlb_ort_read_default(in, scalar->kind == DLB_INTS ? DLB_INT : DLB_FLOAT, 0,
                              &number);
         if (number.kind == DLB_INT)
             list->ints[place] = number.value.i;
@@ -908,7 +914,7 @@ static inline void dlb_ort_read_parameter(dlb_ort_reader *in) {
         }
     for (int i = 0; is_scalar && i < 4; i++)
         if (dlb_ort_is(in->word, kinds[i])) {
-            dlb_ort_read_scalar(in, name, numbers[i]);
+            dlb_ort_read_scalar(in, name, numbers[i], i == 1);
             return;
         }
     if (is_scalar && dlb_ort_is(in->word, "dtype")) {
@@ -923,7 +929,7 @@ static inline void dlb_ort_read_parameter(dlb_ort_reader *in) {
     tensor->is_optional = dlb_ort_accept(in, '?');
     if (dlb_ort_accept(in, '=')) {
         dlb_scalar none;
-        dlb_ort_read_default(in, DLB_INT, &none);
+        dlb_ort_read_default(in, DLB_NONE, 0, &none);
     }
     made->has_optional |= tensor->is_optional;
     made->input_count++;
@@ -1103,25 +1109,44 @@ typedef struct {
     dlb_ort_list *lists[DLB_ORT_SCALARS];
 } dlb_ort_node;
 
-static inline char *dlb_ort_read_text(const dlb_ort_api *api, const void *info,
-                                      const char *name) {
+typedef enum {
+    DLB_ORT_ABSENT,
+    DLB_ORT_READ,
+    DLB_ORT_OTHER_KIND,
+    DLB_ORT_OTHER_LENGTH,
+    DLB_ORT_NO_MEMORY
+} dlb_ort_reading;
+
+/* The caller frees the text; NULL where it is not read. */
+static inline dlb_ort_reading dlb_ort_read_text(const dlb_ort_api *api,
+                                                const void *info, const char *name,
+                                                char **text) {
     size_t size = 0;
+    *text = NULL;
     if (!dlb_ort_is_ok(api,
                        api->KernelInfoGetAttribute_string(info, name, NULL, &size)))
-        return NULL;
-    char *text = (char *)calloc(1, size + 1);
-    if (text != NULL &&
-        dlb_ort_is_ok(api, api->KernelInfoGetAttribute_string(info, name, text, &size)))
-        return text;
-    free(text);
-    return NULL;
+        return DLB_ORT_ABSENT;
+    *text = (char *)calloc(1, size + 1);
+    if (*text == NULL)
+        return DLB_ORT_NO_MEMORY;
+    if (dlb_ort_is_ok(api,
+                      api->KernelInfoGetAttribute_string(info, name, *text, &size)))
+        return DLB_ORT_READ;
+    free(*text);
+    *text = NULL;
+    return DLB_ORT_ABSENT;
 }
 
-/* 0: it is there and of another kind. An integer is a float as well, and so is text: no
- * attribute of ONNX holds a float64. */
-static inline int dlb_ort_read_attribute(const dlb_ort_api *api, const void *info,
-                                         const dlb_ort_scalar *scalar,
-                                         dlb_scalar *value, char **text) {
+static inline dlb_ort_reading dlb_ort_fits(int is_of_its_kind) {
+    return is_of_its_kind ? DLB_ORT_READ : DLB_ORT_OTHER_KIND;
+}
+
+/* An integer is a float as well, and so is text: no attribute of ONNX holds a float64.
+ */
+static inline dlb_ort_reading dlb_ort_read_attribute(const dlb_ort_api *api,
+                                                     const void *info,
+                                                     const dlb_ort_scalar *scalar,
+                                                     dlb_scalar *value, char **text) {
     int64_t integer;
     float number;
     *value = scalar->value;
@@ -1131,33 +1156,26 @@ static inline int dlb_ort_read_attribute(const dlb_ort_api *api, const void *inf
         value->value.i = integer;
         if (scalar->kind == DLB_FLOAT)
             value->value.f = (double)integer;
-        return scalar->kind != DLB_STRING;
+        return dlb_ort_fits(scalar->kind != DLB_STRING);
     }
     if (dlb_ort_is_ok(api,
                       api->KernelInfoGetAttribute_float(info, scalar->name, &number))) {
         value->kind = DLB_FLOAT;
         value->value.f = (double)number;
-        return scalar->kind == DLB_FLOAT;
+        return dlb_ort_fits(scalar->kind == DLB_FLOAT);
     }
-    *text = dlb_ort_read_text(api, info, scalar->name);
-    if (*text == NULL) /* not there */
-        return 1;
+    dlb_ort_reading found = dlb_ort_read_text(api, info, scalar->name, text);
+    if (found != DLB_ORT_READ)
+        return found;
     value->kind = scalar->kind;
     if (scalar->kind == DLB_FLOAT) {
         char *end;
         value->value.f = strtod(*text, &end);
-        return **text != 0 && *end == 0;
+        return dlb_ort_fits(**text != 0 && *end == 0);
     }
     value->value.s = *text;
-    return scalar->kind == DLB_STRING;
+    return dlb_ort_fits(scalar->kind == DLB_STRING);
 }
-
-typedef enum {
-    DLB_ORT_ABSENT,
-    DLB_ORT_READ,
-    DLB_ORT_OTHER_KIND,
-    DLB_ORT_OTHER_LENGTH
-} dlb_ort_reading;
 
 /* "0.1, inf, -2.5": a list of which no attribute of ONNX holds each number. */
 static inline dlb_ort_reading dlb_ort_read_doubles(const char *text,
@@ -1213,14 +1231,14 @@ static inline dlb_ort_reading dlb_ort_fill_list(const dlb_ort_api *api,
         return DLB_ORT_OTHER_LENGTH;
     if (ints + floats > 0)
         return dlb_ort_read_array(api, info, scalar, ints, floats, list);
-    char *text = dlb_ort_read_text(api, info, name);
-    if (text != NULL) {
-        dlb_ort_reading found = scalar->kind == DLB_FLOATS
-                                    ? dlb_ort_read_doubles(text, list)
-                                    : DLB_ORT_OTHER_KIND;
-        free(text);
+    char *text;
+    dlb_ort_reading found = dlb_ort_read_text(api, info, name, &text);
+    if (found == DLB_ORT_READ)
+        found = scalar->kind == DLB_FLOATS ? dlb_ort_read_doubles(text, list)
+                                           : DLB_ORT_OTHER_KIND;
+    free(text);
+    if (found != DLB_ORT_ABSENT)
         return found;
-    }
     if (dlb_ort_is_ok(api, api->KernelInfoGetAttribute_int64(info, name, &integer)) ||
         dlb_ort_is_ok(api, api->KernelInfoGetAttribute_float(info, name, &number)))
         return DLB_ORT_OTHER_KIND;
@@ -1233,8 +1251,8 @@ static inline dlb_ort_reading dlb_ort_read_listed(const dlb_ort_api *api,
                                                   dlb_scalar *value,
                                                   dlb_ort_list **list) {
     *list = dlb_ort_make_list(scalar->kind, value);
-    dlb_ort_reading found = *list == NULL ? DLB_ORT_OTHER_KIND
-                                          : dlb_ort_fill_list(api, info, scalar, *list);
+    dlb_ort_reading found =
+        *list == NULL ? DLB_ORT_NO_MEMORY : dlb_ort_fill_list(api, info, scalar, *list);
     if (found == DLB_ORT_ABSENT)
         *value = scalar->value;
     else if (found == DLB_ORT_READ && scalar->length >= 0 &&
@@ -1271,11 +1289,12 @@ static inline void *dlb_ort_read_value(const dlb_ort_op *op, dlb_ort_node *node,
                                        const void *info, int i) {
     const dlb_ort_scalar *scalar = &op->kernel->scalars[i];
     dlb_scalar *value = &node->scalars[i];
-    dlb_ort_reading found = DLB_ORT_READ;
-    if (scalar->kind == DLB_INTS || scalar->kind == DLB_FLOATS)
-        found = dlb_ort_read_listed(op->api, info, scalar, value, &node->lists[i]);
-    else if (!dlb_ort_read_attribute(op->api, info, scalar, value, &node->texts[i]))
-        found = DLB_ORT_OTHER_KIND;
+    dlb_ort_reading found =
+        scalar->kind == DLB_INTS || scalar->kind == DLB_FLOATS
+            ? dlb_ort_read_listed(op->api, info, scalar, value, &node->lists[i])
+            : dlb_ort_read_attribute(op->api, info, scalar, value, &node->texts[i]);
+    if (found == DLB_ORT_NO_MEMORY)
+        return op->api->CreateStatus(DLB_ORT_FAIL, "out of memory");
     if (found == DLB_ORT_OTHER_KIND)
         return dlb_ort_refuse_attribute(op, scalar, "is of another kind");
     if (found == DLB_ORT_OTHER_LENGTH)

@@ -214,7 +214,8 @@ class Spec(NamedTuple):
 class FirstUse:
     """Functions that run once, before the first use of the table they fill.
 
-    The first thread runs them, and others wait for it. One that raises runs again at the next use.
+    The first thread runs them, and others wait for it. One that raises, or is interrupted, runs
+    again at the next use.
     """
 
     __slots__ = ("_is_running", "_lock", "_pending")
@@ -251,6 +252,7 @@ load = FirstUse()
 """Loads the kernels of every family of op types."""
 
 _SPECS: dict[tuple[str, str | None], Spec] = {}
+_ORIGINS: dict[tuple[str, str | None], registry.Origin] = {}
 _LACKING: dict[tuple[str | None, str], frozenset[DataType]] = {}
 _MOVING: dict[str, frozenset[str]] = {}
 _loaders: list[Callable[[str], None]] = []
@@ -275,24 +277,20 @@ def kernel(
     """Register the decorated factory for these op types, in one framework or in any."""
 
     def register(factory: F) -> F:
+        origin = registry.Origin()
         spec = Spec(
             factory, ufunc, only_if, folds, host, host_result, only, handles, traceable, forwards,
             calls_user,
         )  # fmt: skip
         for name in types:
             key = name, framework
-            known = _SPECS.get(key)
-            assert known is None or _is_again(known.factory, factory), f"two kernels for {key}"
+            known = _ORIGINS.setdefault(key, origin)
+            assert origin.may_replace(known), f"two kernels for {key}"
+            _ORIGINS[key] = origin
             _SPECS[key] = spec
         return factory
 
     return register
-
-
-def _is_again(known: Factory, factory: Factory) -> bool:
-    """Return whether a module, the import of which was interrupted, registers a factory again."""
-    first, second = getattr(known, "__code__", known), getattr(factory, "__code__", factory)
-    return bool(first == second)
 
 
 SAME_UFUNC = "same"

@@ -175,7 +175,8 @@ def wrap(
             included, have less than 32 KiB in sum, and releases it for all others: for a kernel
             that takes a microsecond, that costs more than it gives to other threads. "release" or
             "hold" it in every call. A kernel that waits for something (a lock, the network, another
-            thread) needs "release". Python functions take it by themselves.
+            thread), or that calls back into Python code which may resize or free its tensors,
+            needs "release". Python functions take it by themselves.
         cost: of a kernel with a schema: what `gil="auto"` compares with the 32 KiB instead of the
             sizes: the work of a call, about as many bytes as a simple loop would read and write in
             that time (16 in a nanosecond), as an integer or an expression over the schema's

@@ -17,6 +17,7 @@ import pytest
 
 import dlbridge
 import dlbridge.graph as tf
+from dlbridge.exchange.adapter import adapter
 from dlbridge.graph.core.scopes import GRAPHS, SESSIONS
 from dlbridge.signals import is_from_handler
 
@@ -275,6 +276,51 @@ def test_a_producers_own_exception_is_still_a_refusal() -> None:
     signal.signal(signal.SIGUSR1, with_any_arguments)
     with pytest.raises(dlbridge.ExchangeError, match="Timeout: its own"):
         dlbridge.from_dlpack(Failing())
+
+
+class NarrowTimeout(TypeError, RuntimeError):
+    """Of classes that are caught where not every exception is."""
+
+
+def raises_a_narrow_one(number: int, frame: object) -> None:
+    raise NarrowTimeout
+
+
+class Interrupted:
+    """Meets the signal while it is made an array, or an integer."""
+
+    def __array__(self, *_: object, **__: object) -> object:
+        signal.raise_signal(signal.SIGUSR1)
+        raise AssertionError("the handler has raised")
+
+    def __index__(self) -> int:
+        signal.raise_signal(signal.SIGUSR1)
+        raise AssertionError("the handler has raised")
+
+
+def ask_torch_for_a_stream() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
+        patch.delattr(torch.Tensor, "__c_dlpack_exchange_api__", raising=False)
+        patch.setattr(torch.cuda, "current_stream", lambda _: Interrupted().__index__())
+        adapter("torch").stream(0)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        lambda: tf.strided_slice(np.arange(3.0), Interrupted(), [1]),
+        lambda: tf.constant([Interrupted()]),
+        lambda: tf.expand_dims(np.ones(3), [Interrupted()]),
+        ask_torch_for_a_stream,
+    ],
+    ids=["begin", "list", "axis", "stream"],
+)
+def test_a_handler_may_raise_what_is_caught_of_others(job: Callable[[], object]) -> None:
+    signal.signal(signal.SIGUSR1, raises_a_narrow_one)
+    with tf.Graph().as_default(), pytest.raises(NarrowTimeout):
+        job()
 
 
 # ---- the sources -------------------------------------------------------------------------------

@@ -57,11 +57,17 @@ def build(source: Path, target: Path, *flags: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def read(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return `read(schema, shapes, sizes)`: the lines that the peer in C writes."""
+def peer_in_c(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the library made of onnxruntime_peer.c."""
     folder = tmp_path_factory.mktemp("peer")
-    library = build(HERE / "onnxruntime_peer.c", folder / "peer.so", "-shared", "-fPIC")
-    peer = ctypes.CDLL(str(library)).peer_read
+    made = build(HERE / "onnxruntime_peer.c", folder / "peer.so", "-shared", "-fPIC")
+    return ctypes.CDLL(str(made))
+
+
+@pytest.fixture(scope="session")
+def read(peer_in_c: Any) -> Any:
+    """Return `read(schema, shapes, sizes)`: the lines that the peer in C writes."""
+    peer = peer_in_c.peer_read
     peer.restype = None
 
     def ask(text: str, shapes: Sequence[Any] = (), sizes: Sequence[int] = ()) -> list[str]:
@@ -217,6 +223,14 @@ class ExpectRefusal:
         ("a::f(x: f32[n], a: int[2] = [1]) -> f32[n]", "the default has another number"),
         ("a::f(x: f32[n], a: int[] = [1.5]) -> f32[n]", "this number is none of this kind"),
         ("a::f(x: f32[n], a: int[] = [None]) -> f32[n]", "a number is expected"),
+        ("a::f(x: f32[n], a: int[] = [True]) -> f32[n]", "a literal of its kind is expected"),
+        ("a::f(x: f32[n], a: float[] = [True]) -> f32[n]", "a literal of its kind is expected"),
+        ("a::f(x: f32[n], a: int = True) -> f32[n]", "a literal of its kind is expected"),
+        ("a::f(x: f32[n], a: bool = 1) -> f32[n]", "a literal of its kind is expected"),
+        ("a::f(x: f32[n], a: bool = -True) -> f32[n]", "a literal of its kind is expected"),
+        ("a::f(x: f32[n], a: int? = -None) -> f32[n]", "a literal of its kind is expected"),
+        ("a::f(x: f32[n], a: int = None) -> f32[n]", "only an optional argument can be None"),
+        ("a::f(x: f32[n]? = 3) -> f32[2]", "a literal of its kind is expected"),
         ("a::f(x: f32[n], a: int[] = 3) -> f32[n]", "the default of a list stands in brackets"),
         ("a::f(x: f32[n], a: int[] = [1 2]) -> f32[n]", "',' or ']' is expected"),
         (f"a::f({', '.join(f'a{i}: int[]' for i in range(9))}) -> f32[1]", "too many scalars"),
@@ -239,6 +253,17 @@ def test_what_no_model_can_have_is_said(text: str, why: str, read: Any) -> None:
     name, said = read(text)
     assert name == "name a f"
     assert why in said, said
+
+
+def test_a_node_for_which_there_is_no_memory_is_not_of_another_kind(peer_in_c: Any) -> None:
+    """Its values are text, for which it allocates as for lists."""
+    room = ctypes.create_string_buffer(1 << 16)
+    schema = b"a::f(x: f32[n], a: float[], *, s: str, b: float[2]? = [0.5, 1]) -> f32[n]"
+    peer_in_c.peer_open.restype = None
+    peer_in_c.peer_open(schema, room, ctypes.c_size_t(len(room)))
+    *failures, last = room.value.decode().splitlines()
+    assert failures == ["1 out of memory"] * 6  # the node, two lists, three texts
+    assert last == "made"
 
 
 @pytest.mark.parametrize("text", ["", "f(x: f32[n])", "a::(x: f32[n])", "\x01", "::f()"])

@@ -39,6 +39,10 @@ OTHER_VERSION = """
 """
 
 
+def run_to_the_end(run_python: Callable[..., Any], code: str) -> None:
+    assert run_python(code + 'print("done")\n').check().strip() == "done"
+
+
 @PROVED
 def test_on_a_proved_version_the_direct_path_is_active() -> None:
     assert internals.guard_is_open()
@@ -141,9 +145,7 @@ def test_on_another_version_plain_tensors_are_exchanged_in_c(
     run_python: Callable[..., Any],
 ) -> None:
     """Python only notes who holds the storage; what is not plain is judged in Python."""
-    code = (
-        OTHER_VERSION
-        + """
+    code = """
     import sys
     import numpy
     from dlbridge.errors import ExchangeError
@@ -215,17 +217,13 @@ def test_on_another_version_plain_tensors_are_exchanged_in_c(
     z.share_memory_()
     torch.zeros(4096).fill_(7)
     assert view.tolist() == list(range(4096)) == dlbridge.to_numpy(z).tolist()
-    print("done")
     """
-    )
-    assert run_python(code).check().strip() == "done"
+    run_to_the_end(run_python, OTHER_VERSION + code)
 
 
 @pytest.mark.preloaded("torch")
 def test_on_another_version_kernels_take_the_general_path(run_python: Callable[..., Any]) -> None:
-    code = (
-        OTHER_VERSION
-        + """
+    code = """
     from dlbridge.errors import ExchangeError
 
     def scaled(x, *, by):
@@ -266,10 +264,8 @@ def test_on_another_version_kernels_take_the_general_path(run_python: Callable[.
     else:
         raise AssertionError("not refused")
     assert internals.shim_lacks() is not None
-    print("done")
     """
-    )
-    assert run_python(code).check().strip() == "done"
+    run_to_the_end(run_python, OTHER_VERSION + code)
 
 
 # Kernels in C, and a function that tells which functions of Python a call enters.
@@ -310,10 +306,7 @@ def test_on_another_version_kernels_of_plain_tensors_are_called_in_c(
     run_python: Callable[..., Any],
 ) -> None:
     """Of Python's functions only those are entered that count versions, and who has a storage."""
-    code = (
-        OTHER_VERSION
-        + KERNELS_IN_C
-        + """
+    code = """
     x, y = torch.arange(3.0), torch.empty(3)
     parameter = torch.nn.Parameter(torch.ones(3))
     function = twice.torch  # which makes the operator
@@ -348,10 +341,8 @@ def test_on_another_version_kernels_of_plain_tensors_are_called_in_c(
         before = y.zero_()._version
         call()
         assert y._version > before and y.tolist() == [0, 2, 4]
-    print("done")
     """
-    )
-    assert run_python(code).check().strip() == "done"
+    run_to_the_end(run_python, OTHER_VERSION + KERNELS_IN_C + code)
 
 
 @ASKED
@@ -361,10 +352,7 @@ def test_on_another_version_what_is_not_plain_is_left_to_torch(
     run_python: Callable[..., Any],
 ) -> None:
     """Gradients, tangents, modes, transforms, lazy values and what has no memory."""
-    code = (
-        OTHER_VERSION
-        + KERNELS_IN_C
-        + """
+    code = """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.autograd import forward_ad
     from dlbridge.errors import DLBridgeError
@@ -461,10 +449,8 @@ def test_on_another_version_what_is_not_plain_is_left_to_torch(
     narrow = torch.empty(4, dtype=torch.uint8).view(torch.uint4)
     takes_bytes = dlbridge.compile_c(DOUBLE, "twice", "versions::bytes(x: u8[n]) -> f32[n]")
     assert reason_of(lambda: takes_bytes(narrow)) is not None
-    print("done")
     """
-    )
-    assert run_python(code).check().strip() == "done"
+    run_to_the_end(run_python, OTHER_VERSION + KERNELS_IN_C + code)
 
 
 @pytest.mark.preloaded("torch")
@@ -472,10 +458,7 @@ def test_on_another_version_a_kernel_sees_no_memory_that_was_replaced(
     run_python: Callable[..., Any],
 ) -> None:
     """A collection of garbage amid a call may give a tensor another storage: it is asked again."""
-    code = (
-        OTHER_VERSION
-        + KERNELS_IN_C
-        + """
+    code = """
     import gc
 
     x, armed = torch.ones(3), []
@@ -497,10 +480,8 @@ def test_on_another_version_a_kernel_sees_no_memory_that_was_replaced(
         assert not armed, "nothing was collected"
         assert made.tolist() == expected == (2 * x).tolist(), made
     gc.callbacks.clear()
-    print("done")
     """
-    )
-    assert run_python(code).check().strip() == "done"
+    run_to_the_end(run_python, OTHER_VERSION + KERNELS_IN_C + code)
 
 
 # ---- proofs of this machine ----------------------------------------------------------------------

@@ -205,16 +205,22 @@ static bool is_ok(status answer) {
     return answer == NULL;
 }
 
-static char *read_text(const void *info, const char *name) {
+typedef enum { ABSENT, READ, OTHER_KIND, OTHER_LENGTH, NO_MEMORY } reading;
+
+/* The caller frees the text; NULL where it is not read. */
+static reading read_text(const void *info, const char *name, char **text) {
     size_t size = 0;
+    *text = NULL;
     if (!is_ok(ort.KernelInfoGetAttribute_string(info, name, NULL, &size)))
-        return NULL;
-    char *text = calloc(1, size + 1);
-    if (text != NULL &&
-        is_ok(ort.KernelInfoGetAttribute_string(info, name, text, &size)))
-        return text;
-    free(text);
-    return NULL;
+        return ABSENT;
+    *text = calloc(1, size + 1);
+    if (*text == NULL)
+        return NO_MEMORY;
+    if (is_ok(ort.KernelInfoGetAttribute_string(info, name, *text, &size)))
+        return READ;
+    free(*text);
+    *text = NULL;
+    return ABSENT;
 }
 
 /* A float64 that no attribute of ONNX holds is written as text. */
@@ -249,8 +255,6 @@ static bool read_doubles(const char *text, dlb_list_room *room) {
     }
     return false;
 }
-
-typedef enum { ABSENT, READ, OTHER_KIND, OTHER_LENGTH } reading;
 
 /* Whether an attribute has a single value. For the runtime that is a list without
  * numbers as well, and so is a list of the other kind. */
@@ -303,12 +307,13 @@ static reading fill_list(const void *info, const ort_scalar *scalar,
         return read_integers(info, scalar, integers, room);
     if (floats != 0)
         return read_floats(info, scalar, floats, room);
-    char *text = read_text(info, name);
-    if (text != NULL) {
-        reading found = read_listed_text(text, scalar, room);
-        free(text);
+    char *text;
+    reading found = read_text(info, name, &text);
+    if (found == READ)
+        found = read_listed_text(text, scalar, room);
+    free(text);
+    if (found != ABSENT)
         return found;
-    }
     if (is_single(info, name))
         return OTHER_KIND;
     return is_list ? READ : ABSENT;
@@ -319,7 +324,7 @@ static reading fill_list(const void *info, const ort_scalar *scalar,
 static reading read_list(const void *info, const ort_scalar *scalar, dlb_scalar *value,
                          dlb_list_room **room) {
     *room = make_list(scalar->kind, value);
-    reading found = *room == NULL ? OTHER_KIND : fill_list(info, scalar, *room);
+    reading found = *room == NULL ? NO_MEMORY : fill_list(info, scalar, *room);
     if (found == ABSENT)
         *value = scalar->value;
     else if (found == READ && scalar->length >= 0 &&
@@ -329,9 +334,9 @@ static reading read_list(const void *info, const ort_scalar *scalar, dlb_scalar 
 }
 
 /* The value of an attribute as the kernel takes it, whatever the model has: an integer
- * is a float as well. False: it is there and of another kind. */
-static bool read_attribute(const void *info, const ort_scalar *scalar,
-                           dlb_scalar *value, char **text) {
+ * is a float as well. */
+static reading read_attribute(const void *info, const ort_scalar *scalar,
+                              dlb_scalar *value, char **text) {
     int64_t integer;
     float number;
     *value = scalar->value;
@@ -339,20 +344,20 @@ static bool read_attribute(const void *info, const ort_scalar *scalar,
         *value = (dlb_scalar){DLB_INT, {.i = integer}};
         if (scalar->kind == DLB_FLOAT)
             *value = (dlb_scalar){DLB_FLOAT, {.f = (double)integer}};
-        return scalar->kind != DLB_STRING;
+        return scalar->kind != DLB_STRING ? READ : OTHER_KIND;
     }
     if (is_ok(ort.KernelInfoGetAttribute_float(info, scalar->name, &number))) {
         *value = (dlb_scalar){DLB_FLOAT, {.f = (double)number}};
-        return scalar->kind == DLB_FLOAT;
+        return scalar->kind == DLB_FLOAT ? READ : OTHER_KIND;
     }
-    *text = read_text(info, scalar->name);
-    if (*text == NULL) /* not there */
-        return true;
+    reading found = read_text(info, scalar->name, text);
+    if (found != READ)
+        return found;
     value->kind = scalar->kind;
     if (scalar->kind == DLB_FLOAT)
-        return read_double(*text, &value->value.f);
+        return read_double(*text, &value->value.f) ? READ : OTHER_KIND;
     value->value.s = *text;
-    return scalar->kind == DLB_STRING;
+    return scalar->kind == DLB_STRING ? READ : OTHER_KIND;
 }
 
 static void destroy_node(void *state) {
@@ -383,11 +388,11 @@ static status read_scalar(const ort_kernel *kernel, ort_node *node, const void *
                           size_t i) {
     const ort_scalar *scalar = &kernel->scalars[i];
     dlb_scalar *value = &node->scalars[i];
-    reading found = READ;
-    if (scalar->kind >= DLB_INTS)
-        found = read_list(info, scalar, value, &node->lists[i]);
-    else if (!read_attribute(info, scalar, value, &node->texts[i]))
-        found = OTHER_KIND;
+    reading found = scalar->kind >= DLB_INTS
+                        ? read_list(info, scalar, value, &node->lists[i])
+                        : read_attribute(info, scalar, value, &node->texts[i]);
+    if (found == NO_MEMORY)
+        return ort.CreateStatus(FAIL, "out of memory");
     if (found == OTHER_KIND)
         return refuse_attribute(kernel, scalar, "is of another kind");
     if (found == OTHER_LENGTH)

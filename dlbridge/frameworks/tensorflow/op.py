@@ -65,12 +65,24 @@ def _read_dtypes() -> dict[int, DType]:
 DTYPES: dict[int, DType] = _read_dtypes()
 
 
+_registered: set[str] = set()
+
+
 def register() -> None:
     """Make the op known to TensorFlow, with its gradient, forward derivative and vectorised form.
+
+    That is done once in a process, and is not interrupted: TensorFlow ends the process where an op
+    is registered again.
 
     Raises:
         ImportError: this TensorFlow lacks a function of its C API; the text names it.
     """
+    native.defer_signals(_register)
+
+
+def _register() -> None:
+    if CALL in _registered:
+        return
     directory = Path(tensorflow.sysconfig.get_lib())
     libraries = sorted(directory.glob(f"{_LIBRARY}*"))
     if not libraries:
@@ -81,6 +93,7 @@ def register() -> None:
         tensorflow.RegisterGradient(name)(_differentiate)
     forwardprop._SPECIAL_CASES[CALL] = _push_forward
     pfor.RegisterPFor(CALL)(_vectorise)
+    _registered.add(CALL)
 
 
 # ---- attributes --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dlbridge._core import native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange.protocol import describe
 from dlbridge.execution import registry
@@ -27,6 +28,7 @@ from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import FunctionName, TensorValue
+from dlbridge.registry import Origin
 from dlbridge.shape import Dims, TensorShape, as_shape
 
 # ---- signatures: the attributes and dtypes of an operation are checked ---------------------------
@@ -454,6 +456,7 @@ def _write_attribute(attribute: Attribute, message: Any) -> None:
 # ---- registry ----------------------------------------------------------------------------------
 
 _OPS: dict[str, OpDef] = {}
+_ORIGINS: dict[str, Origin] = {}
 
 
 def define(
@@ -465,17 +468,32 @@ def define(
     aggregate: bool = False,
     allows_uninitialized_input: bool = False,
     distributed: bool = False,
+    kernel: Callable[[Any, Any], Callable[..., Any]] | None = None,
+    origin: Origin | None = None,
 ) -> OpDef:
-    """Declare an op type, in the notation of `graph.core.notation`, and add it to the registry."""
+    """Declare an op type, in the notation of `graph.core.notation`, and add it to the registry.
+
+    It may replace what an interrupted execution of the same module has declared.
+    """
     op_def = OpDef(*parse(declaration), shape)
     op_def.is_stateful = stateful
     op_def.is_commutative = commutative
     op_def.is_aggregate = aggregate
     op_def.allows_uninitialized_input = allows_uninitialized_input
     op_def.is_distributed_communication = distributed
-    if _OPS.setdefault(op_def.name, op_def) is not op_def:
-        raise ArgumentError(f"register_op: op type {op_def.name!r} is defined already")
+    native.defer_signals(_add, op_def, kernel, origin or Origin())
     return op_def
+
+
+def _add(
+    op_def: OpDef, kernel: Callable[[Any, Any], Callable[..., Any]] | None, origin: Origin
+) -> None:
+    if not origin.may_replace(_ORIGINS.setdefault(op_def.name, origin)):
+        raise ArgumentError(f"register_op: op type {op_def.name!r} is defined already")
+    _ORIGINS[op_def.name] = origin
+    _OPS[op_def.name] = op_def
+    if kernel is not None:
+        registry.kernel(op_def.name)(kernel)
 
 
 def register_op(
@@ -525,17 +543,15 @@ def register_op(
                 f"register_op: {argument} must be a function, got {describe(given)}"
             )
     load()
-    made = define(
+    return define(
         declaration,
         shape=shape or unknown,
         stateful=stateful,
         commutative=commutative,
         aggregate=aggregate,
         allows_uninitialized_input=allows_uninitialized_input,
+        kernel=kernel,
     )
-    if kernel is not None:
-        registry.kernel(made.name)(kernel)
-    return made
 
 
 def op_def(name: str) -> OpDef:

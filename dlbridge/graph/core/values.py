@@ -27,6 +27,7 @@ from dlbridge.proto import datatypes
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
 from dlbridge.shape import TensorShape
+from dlbridge.signals import is_from_handler
 
 Array = np.ndarray[Any, Any]
 
@@ -90,8 +91,12 @@ def _read_lists(value: Any, where: str) -> Array:
     except UnicodeDecodeError:  # bytes next to a str: NumPy would make text of them
         array = np.array(value, np.object_)
     except NotImplementedError as error:
+        if is_from_handler(error):
+            raise
         raise UnsupportedTypeError(f"{where}: lists hold a symbolic tensor: {error}") from error
     except (ValueError, TypeError, OverflowError) as error:
+        if is_from_handler(error):
+            raise
         raise ArgumentError(f"{where}: nested lists must make a rectangle: {error}") from error
     if array.dtype.kind in "OSU":
         array = np.array(value, np.object_)

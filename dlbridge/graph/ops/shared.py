@@ -17,6 +17,7 @@ from dlbridge.graph.core.inference import Inference
 from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.sparse_tensor import SparseTensor
 from dlbridge.proto.datatypes import DataType
+from dlbridge.registry import Origin
 from dlbridge.shape import Dims
 
 Shapes = list[Dims | None]
@@ -49,9 +50,11 @@ DECOMPOSABLE = "{float64, float32, float16, complex64, complex128}"
 LAYOUT = 'data_format: {"NHWC", "NCHW"} = "NHWC"'
 
 
-def define(declaration: str, *, shape: opdef.ShapeFunction, **flags: bool) -> None:
+def define(declaration: str, *, shape: opdef.ShapeFunction, **flags: Any) -> None:
     """Declare an op type, as `opdef.define` does, when the first one is looked up."""
-    declared: Callable[..., Any] = partial(opdef.define, declaration, shape=shape, **flags)
+    declared: Callable[..., Any] = partial(
+        opdef.define, declaration, shape=shape, origin=Origin(), **flags
+    )
     opdef.on_first_use(declared)
 
 

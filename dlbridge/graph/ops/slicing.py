@@ -17,6 +17,7 @@ from dlbridge.graph.ops.joining import stack
 from dlbridge.graph.ops.shared import Dim, Shapes, define
 from dlbridge.proto.datatypes import int16, int32, int64
 from dlbridge.shape import Dims
+from dlbridge.signals import is_from_handler
 
 __all__ = ["newaxis", "slice", "strided_slice"]
 
@@ -321,6 +322,8 @@ def strided_slice(
         try:
             strides = ones_like(begin)
         except TypeError as error:
+            if is_from_handler(error):
+                raise
             raise TypeError(f"begin must be integers, got {begin!r}") from error
     attrs = {
         "begin_mask": begin_mask,
