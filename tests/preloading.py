@@ -26,7 +26,12 @@ class Preloaded:
 
     Args:
         framework: the name of a module.
+
+    Attributes:
+        seconds: of the processor, that all processes forked so far have used.
     """
+
+    seconds = 0.0
 
     def __init__(self, framework: str) -> None:
         self._command = [sys.executable, "-X", "faulthandler", __file__, framework]
@@ -58,13 +63,14 @@ class Preloaded:
             child = int(server.stdout.readline())
             if not select.select([server.stdout], [], [], timeout)[0]:
                 raise TimeoutError(f"after {timeout} s: {files[1].read_text()}")
-            status = int(server.stdout.readline())
+            status, seconds = server.stdout.readline().split()
+            Preloaded.seconds += float(seconds)
         except BaseException:
             if child is not None:
                 os.kill(child, signal.SIGKILL)
             self.close()
             raise
-        return status, files[0].read_text(), files[1].read_text()
+        return int(status), files[0].read_text(), files[1].read_text()
 
     def close(self) -> None:
         """End the process from which others are forked, and wait for it."""
@@ -81,7 +87,9 @@ def _serve(orders: IO[str], answers: IO[str]) -> Any:
         if child == 0:
             return json.loads(line)
         print(child, file=answers, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+        _, status, used = os.wait4(child, 0)
+        seconds = used.ru_utime + used.ru_stime
+        print(os.waitstatus_to_exitcode(status), seconds, file=answers, flush=True)
     return None
 
 

@@ -1221,23 +1221,26 @@ def cancelled_receives() -> None:
 
 def out_of_communicators() -> None:
     """MPI has no more: that is said, nothing half made stays, and freed ones make room."""
-    world = engine().job.mpi.COMM_WORLD
+    mpi4py = engine().job.mpi
     made: list[Any] = []
+    used = [mpi4py.COMM_WORLD.Dup() for _ in range(2)]
 
-    def use_up() -> None:
+    def use_up() -> None:  # those of this rank alone need no other: each has as many numbers
         while True:
-            made.append(world.Dup())
-            mpi.barrier(comm=made[-1])
+            made.append(mpi4py.COMM_SELF.Dup())
 
     try:
-        refused(MPIError, "no more communicators", use_up)
-        for each in made[:5]:
-            each.Free()
-        del made[:5]
-        for each in (made[0], made[-1]):
-            assert mpi.allreduce(np.ones(2), comm=each).tolist() == [mpi.size()] * 2
+        refused(mpi4py.Exception, "", use_up)
+        made.pop().Free()  # one is left, where a call over a new communicator needs several
+        for comm in 3 * used:
+            refused(MPIError, "no more communicators", mpi.barrier, comm=comm)
+        made.append(mpi4py.COMM_SELF.Dup())
+        for _ in range(8):
+            made.pop().Free()
+        for comm in used:
+            assert mpi.allreduce(np.ones(2), comm=comm).tolist() == [mpi.size()] * 2
     finally:
-        for each in made:
+        for each in [*made, *used]:
             each.Free()
 
 
