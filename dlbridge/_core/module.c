@@ -264,7 +264,7 @@ static int start_types(PyObject *module) {
                                    &dlb_ClusterCallType,    &dlb_PeersType,
                                    &dlb_BallotType,         &dlb_ReductionType,
                                    &dlb_QuickType,          &dlb_PostedType,
-                                   &dlb_CollectiveType};
+                                   &dlb_CollectiveType,     &dlb_BegunType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -279,6 +279,7 @@ static int add_functions(PyObject *module) {
         dlb_call_functions,    dlb_tensorflow_functions,   dlb_torch_op_functions,
         dlb_torch_functions,   dlb_torch_memory_functions, dlb_tree_functions,
         dlb_signal_functions,  dlb_onnxruntime_functions,  dlb_torch_query_functions,
+        dlb_begun_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

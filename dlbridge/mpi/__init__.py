@@ -46,14 +46,15 @@ Raised by all of them:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 from dlbridge.calls import advised, public
 from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi import buckets, collectives, messages, operators, ragged
 from dlbridge.mpi.channel import call_of, channel, in_time
-from dlbridge.mpi.engine import Request, begin, finished, wait_all
+from dlbridge.mpi.engine import Request, begin, wait_all
 from dlbridge.mpi.matching import UNMATCHED
 from dlbridge.mpi.quick import (
     ALLGATHER,
@@ -127,6 +128,10 @@ def _going_on(function: Any, **more: Any) -> Callable[..., Request]:
 GOING_ON.update(
     send=messages.go_on_sending,
     recv=messages.go_on_receiving,
+    isend=partial(begin, "isend", messages.go_on_sending),
+    irecv=partial(begin, "irecv", messages.go_on_receiving),
+    sendrecv=messages.go_on_exchanging,
+    explain=messages.explain,
     barrier=collectives.ibarrier,
     bcast=_going_on(collectives.ibcast, out=None),
     allreduce=_going_on(collectives.iallreduce),
@@ -139,6 +144,8 @@ _CALLS = [
     _send := QUICK.send,
     _isend := QUICK.isend,
     _recv := QUICK.recv,
+    _irecv := QUICK.irecv,
+    _sendrecv := QUICK.sendrecv,
     _barrier := QUICK.barrier,
     _bcast := QUICK.bcast,
     _allreduce := QUICK.allreduce,
@@ -171,11 +178,9 @@ def waitall(requests: Iterable[Request], *, timeout: float | None = None) -> lis
 
 def isend(x: Any, dest: int, tag: int = 0, *, comm: Any = None) -> Request:
     """Begin to send a tensor; see `send`."""
-    result = (_isend if comm is None else call_of(comm, "isend"))(x, dest, tag)
-    if result is None:
-        return finished("isend")
-    if result is not False:
-        return begin("isend", lambda: result)
+    made = (_isend if comm is None else call_of(comm, "isend"))(x, dest, tag)
+    if made is not False:
+        return cast("Request", made)
     return begin("isend", messages.isend, comm, x, dest, tag)
 
 
@@ -210,6 +215,10 @@ def irecv(
     comm: Any = None,
 ) -> Request:
     """Begin to receive a tensor; see `recv`. `Request.source` and `Request.tag` say which one."""
+    if not UNMATCHED:
+        made = (_irecv if comm is None else call_of(comm, "irecv"))(source, tag, to, out)
+        if made is not False:
+            return cast("Request", made)
     return begin("irecv", messages.irecv, comm, source, tag, to, out)
 
 
@@ -286,6 +295,11 @@ def sendrecv(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
+    if not UNMATCHED:
+        exchange = _sendrecv if comm is None else call_of(comm, "sendrecv")
+        result = exchange(x, dest, source, sendtag, recvtag, to, out, timeout)
+        if result is not False:
+            return result
     limit = in_time("sendrecv", comm, timeout)
     request = messages.isendrecv(comm, x, dest, source, (sendtag, recvtag), to, out)
     return request.wait_or_cancel(limit)

@@ -149,7 +149,7 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
         comm.Set_attr(_KEYS[0], found)
         if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
             of = None if comm == mpi.COMM_WORLD else comm
-            found.quick = quick.over(of, found.peers, running.active, running.go_on)
+            found.quick = quick.over(of, found.peers, running.active, running.go_on, Request)
         return found
 
 

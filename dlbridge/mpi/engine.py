@@ -10,9 +10,11 @@ deferred: an interrupt ends a wait, never a step.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dlbridge import registry
@@ -27,7 +29,7 @@ LOOK = 0.01  # seconds after which a wait looks who has left,
 _DEFERRED = 0.001  # and after which it sees an interrupt
 _OTHERS = 16  # operations that go on between two looks at the one that is waited for,
 _OTHERS_ASLEEP = 128  # and after a nap
-_TOGETHER = 64  # operations that `wait_all` looks at between two looks at interrupts
+_TOGETHER = 64  # operations that `wait_some` looks at between two looks at interrupts
 
 Steps = Generator[Any, None, Any]
 
@@ -133,10 +135,11 @@ class Engine:
         """Begin an operation, in a function that `channel.begins` decorates."""
         self.job.check_process(operation.call)
         operation.steps = steps
+        made = Request(operation)  # first: where there is no memory for it, nothing has begun
         with self._lock:
             self.active[operation] = None
             self._advance(operation)
-        return Request(self, operation)
+        return made
 
     def _advance(self, operation: Operation) -> None:
         try:
@@ -173,6 +176,7 @@ class Engine:
             operation = next(iter(self.active))
             self.active.move_to_end(operation)
             self._advance(operation)
+        native.advance_begun(count)
 
     def _look(self, operation: Operation, others: int) -> None:
         with self._lock:
@@ -188,7 +192,7 @@ class Engine:
     def _advance_all(self) -> bool:
         with self._lock:
             self._advance_others(len(self.active))
-            return bool(self.active)
+            return native.advance_begun(sys.maxsize) or bool(self.active)
 
     def go_on(self) -> None:
         """Advance some of what is under way, for calls that C makes meanwhile."""
@@ -198,7 +202,8 @@ class Engine:
     def uses(self, channel: Any) -> bool:
         """Return whether a call over a channel is under way."""
         with self._lock:
-            return any(each.channel is channel for each in self.active)
+            is_active = any(each.channel is channel for each in self.active)
+            return is_active or native.is_begun_over(channel.peers)
 
     def _advance_everything(self) -> bool:
         active = [advance() for advance in self.others]
@@ -239,27 +244,23 @@ class Engine:
                 return self.test(operation)
         return True
 
-    def wait_all(self, operations: Sequence[Operation], limit: Deadline | None) -> None:
-        """Wait until operations are over, or one of them failed, in their order.
+    def wait_some(self, operations: Sequence[Operation], limit: Deadline | None) -> bool:
+        """Wait until operations are over, or one of them failed; return whether they were in time.
 
-        Raises:
-            MPITimeoutError: they are not over in time, and stay under way.
+        Looking at many at once, however little each of them does, costs less than at each.
         """
-        for start in range(0, len(operations), _TOGETHER):
-            part = operations[start : start + _TOGETHER]
-            while True:
-                if under_way := [each for each in part if not each.done]:
-                    self.job.check_process(under_way[0].call)
-                    native.defer_signals(self._look_at_each, under_way)
-                ends = (each for each in part if not each.done or each.error is not None)
-                first = next(ends, None)
-                if first is None:
-                    break
-                if first.done:
-                    return
-                if not self._wait(first, math.inf if limit is None else limit.end):
-                    assert limit is not None
-                    raise _late(operations, limit)
+        if not operations:
+            return limit is None or time.monotonic() <= limit.end
+        while True:
+            if under_way := [each for each in operations if not each.done]:
+                self.job.check_process(under_way[0].call)
+                native.defer_signals(self._look_at_each, under_way)
+            ends = (each for each in operations if not each.done or each.error is not None)
+            first = next(ends, None)
+            if first is None or first.done:
+                return True
+            if not self._wait(first, math.inf if limit is None else limit.end):
+                return False
 
     def cancel(self, operation: Operation) -> bool:
         """Take back a receive for which no message has come; return whether that was done."""
@@ -319,32 +320,29 @@ def _take_back(operation: Operation) -> bool:
 
 
 @with_advice
-class Request:
+class Request(native.Begun):
     """A call of `dlbridge.mpi` that may still be under way.
 
     The tensors of the call must not be changed, nor the destination be read, before it is over. A
     request that is dropped still takes place.
     """
 
-    __slots__ = ("_engine", "operation")
-
-    def __init__(self, engine: Engine, operation: Operation) -> None:
-        self._engine = engine
-        self.operation = operation
+    __slots__ = ()
 
     @property
     def source(self) -> int:
         """The rank that sent what was received; -1 before that, and of other calls."""
-        return self.operation.source
+        return super().source
 
     @property
     def tag(self) -> int:
         """The tag of what was received; -1 before that, and of other calls."""
-        return self.operation.tag
+        return super().tag
 
     def test(self) -> bool:
         """Return whether the call is over, well or not; never waits."""
-        return self._engine.test(self.operation)
+        is_over = self._look()
+        return engine().test(self.operation) if is_over is None else is_over
 
     def cancel(self) -> bool:
         """Take back a receive for which no message has come; return whether that was done.
@@ -353,7 +351,8 @@ class Request:
         stay under way, as other ranks rely on them, and so does a receive whose message has begun
         to come.
         """
-        return self._engine.cancel(self.operation)
+        is_back = self._take_back()
+        return engine().cancel(self.operation) if is_back is None else is_back
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait, and return what the blocking form of the call returns, each time the same.
@@ -369,15 +368,17 @@ class Request:
             DLBridgeError: as the blocking form.
             MPITimeoutError: the call is not over after `timeout`.
         """
-        return self._wait(deadline(self.operation.call, timeout))
+        return self._wait(None if timeout is None else deadline(self._call, timeout))
 
     def _wait(self, limit: Deadline | None) -> Any:
-        self._engine.wait(self.operation, limit)
-        error = self.operation.error
-        if error is not None:
-            _name(error, self.operation.call)
-            raise error
-        return self.operation.result
+        if self._finish(limit is None):
+            return self._outcome()
+        operation = self.operation
+        engine().wait(operation, limit)
+        if operation.error is not None:
+            _name(operation.error, operation.call)
+            raise operation.error
+        return operation.result
 
     def wait_since(self, begun: float, timeout: float) -> Any:
         """Wait as a blocking call does that C began at this time of `time.monotonic`."""
@@ -390,15 +391,15 @@ class Request:
         except MPITimeoutError:
             if limit is None or not self.cancel():
                 raise
-        is_over = self._engine.test(self.operation)
+        is_over = engine().test(self.operation)
         under_way = "nothing is under way" if is_over else "the send stays under way"
         raise MPITimeoutError(
-            f"{self.operation.call}: no message has come after {limit.seconds} s; {under_way}"
+            f"{self._call}: no message has come after {limit.seconds} s; {under_way}"
         )
 
     def __repr__(self) -> str:
-        state = "over" if self.operation.done else "under way"
-        return f"<Request of {self.operation.call}, {state}>"
+        state = "over" if self._is_over else "under way"
+        return f"<Request of {self._call}, {state}>"
 
 
 def begin(call: str, function: Callable[..., Request], *args: Any) -> Request:
@@ -419,37 +420,42 @@ def _name(error: BaseException, call: str) -> None:
         error.args = (f"{call}: {rest}",)
 
 
-def finished(call: str) -> Request:
-    """Return the request of a call that is over, without a result."""
-    operation = Operation(call, frozenset())
-    operation.done = True
-    return Request(engine(), operation)
-
-
-def _late(operations: Sequence[Operation], limit: Deadline) -> MPITimeoutError:
-    under_way = [each for each in operations if not each.done]
-    peers = frozenset[int]().union(*(each.peers for each in under_way))
-    return MPITimeoutError(
-        f"waitall: {len(under_way)} of {len(operations)} calls are not over after "
-        f"{limit.seconds} s, and stay under way between this rank and {named(peers)}; the first is "
-        f"{under_way[0].call}"
-    )
-
-
 def wait_all(requests: Iterable[Request], timeout: float | None) -> list[Any]:
     """Wait for requests of any calls; return what each of them returns."""
     if not isinstance(requests, Iterable):
         raise ArgumentError(f"waitall: requests must be a list of requests, got {requests!r}")
     made = list(requests)
-    for each in made:
+    for each in made if {*map(type, made)} - {Request} else ():
         if not isinstance(each, Request):
             raise ArgumentError(
                 f"waitall: requests must be those that dlbridge.mpi returned, got {each!r}"
             )
     limit = deadline("waitall", timeout)
-    if made:
-        made[0]._engine.wait_all([each.operation for each in made], limit)
-    return [each.wait() for each in made]  # which are over, up to the first that failed
+    at = 0
+    while at < len(made) and not made[at]._has_failed:
+        at = native.finish_begun(made, at)
+        of_python = takewhile(lambda each: not each._is_begun, made[at : at + _TOGETHER])
+        operations = [each.operation for each in of_python]
+        if not engine().wait_some(operations, limit):
+            under_way = [each for each in made if not each.test()]
+            if under_way and limit is not None:
+                raise _late(made, under_way, limit)
+        for operation in operations:
+            if operation.error is not None:
+                break
+            at += 1
+    return native.outcomes(made)  # which are over, up to the first that failed
+
+
+def _late(
+    requests: Sequence[Request], under_way: Sequence[Request], limit: Deadline
+) -> MPITimeoutError:
+    peers = frozenset[int]().union(*(each.operation.peers for each in under_way))
+    return MPITimeoutError(
+        f"waitall: {len(under_way)} of {len(requests)} calls are not over after "
+        f"{limit.seconds} s, and stay under way between this rank and {named(peers)}; the first is "
+        f"{under_way[0]._call}"
+    )
 
 
 def deadline(call: str, timeout: Any) -> Deadline | None:

@@ -17,7 +17,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError, MPIError
 from dlbridge.exchange import adapter
 from dlbridge.mpi import matching
-from dlbridge.mpi.channel import Channel, begins, check_rank
+from dlbridge.mpi.channel import Channel, begins, channel, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.values import MOST_DIMENSIONS, Destination, Kind, Source, give, take
 from dlbridge.tensor.values import raw_bytes
@@ -96,15 +96,25 @@ def _prepare_send(
 @begins("send")
 def go_on_sending(over: Channel, posted: native.Posted, dest: int) -> Request:
     """Go on with a send that C has posted."""
+    return over.engine.start(*_prepare_posted(over, posted, dest))
+
+
+def _prepare_posted(over: Channel, posted: native.Posted, dest: int) -> Prepared:
     operation = over.operation("send", frozenset((over.members[dest],)))
     operation.kept.append(posted)
     operation.nbytes = posted.nbytes
-    return over.engine.start(operation, _until(posted))
+    return operation, _until(posted)
 
 
 def _until(posted: native.Posted) -> Steps:
     while not posted.advance():
         yield None
+
+
+def explain(comm: Any, error: BaseException, call: str, peer: int) -> BaseException:
+    """Return the error of a call that C has begun."""
+    over = channel(call, comm)
+    return over.engine.job.explain(call, error, frozenset((over.members[peer],)))
 
 
 @begins("recv")
@@ -289,19 +299,41 @@ def isendrecv(
     sent = over.engine.start(*send)  # first: where it fails, no receive may take a message
     if sent.operation.error is not None:
         return sent
-    received = over.engine.start(*receive)
-    operation = over.operation("sendrecv", received.operation.peers | sent.operation.peers)
+    return _exchange(over, sent.operation, over.engine.start(*receive).operation)
+
+
+@begins("sendrecv")
+def go_on_exchanging(
+    over: Channel,
+    posted: tuple[native.Posted, native.Posted],
+    x: Any,
+    dest: int,
+    source: int,
+    _: int,
+    tag: int | None,
+    to: str | None,
+    out: Any,
+) -> Request:
+    """Go on with a send and a receive that C has posted."""
+    framework = take("sendrecv", x).framework if to is None else to
+    receive = _prepare_receive(over, source, tag, framework, out, posted[1])
+    sent = over.engine.start(*_prepare_posted(over, posted[0], dest))
+    return _exchange(over, sent.operation, over.engine.start(*receive).operation)
+
+
+def _exchange(over: Channel, sent: Operation, received: Operation) -> Request:
+    """Begin what waits for a send and a receive."""
+    operation = over.operation("sendrecv", received.peers | sent.peers)
 
     def steps() -> Steps:
-        parts = sent.operation, received.operation
-        for part in parts:
+        for part in (sent, received):
             while not part.done:
                 yield part
-        for part in parts:
+        for part in (sent, received):
             if part.error is not None:
                 raise part.error
-        return received.operation.result
+        return received.result
 
-    operation.nbytes = received.operation.nbytes + sent.operation.nbytes
-    operation.receive = received.operation
+    operation.nbytes = received.nbytes + sent.nbytes
+    operation.receive = received
     return over.engine.start(operation, steps())

@@ -27,10 +27,12 @@ REDUCE_SCATTER = "reduce_scatter"
 _MOST = 64  # array types that are known; each stays as long as the process
 
 
-def over(comm: Any, peers: native.Peers, active: Any, go_on: Callable[[], None]) -> native.Quick:
+def over(
+    comm: Any, peers: native.Peers, active: Any, go_on: Callable[[], None], request: type
+) -> native.Quick:
     """Return what makes calls over a communicator, None for all processes."""
     made = QUICK if comm is None else native.Quick(QUICK)
-    made.active, made.go_on = active, go_on
+    made.active, made.go_on, made.request = active, go_on, request
     made.resume = partial(_resume, comm)
     made.peers = peers
     return made

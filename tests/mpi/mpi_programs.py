@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -45,7 +46,7 @@ from dlbridge.mpi.buckets import Bucket
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
 from dlbridge.mpi.engine import Engine, Operation, engine
-from dlbridge.mpi.quick import QUICK
+from dlbridge.mpi.quick import GOING_ON, QUICK
 from dlbridge.mpi.values import Kind
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -445,9 +446,12 @@ def quick_calls() -> None:
     assert QUICK.recv(left, None, "numpy", None) is not False
     assert QUICK.isend(x, right, 0) is not False
     assert QUICK.recv(left, None, "numpy", None) is not False
-    for seconds in (60, 60.0, 0.01, float("inf"), None):
+    for seconds in (60, 60.0, float("inf"), None):
         assert QUICK.allreduce(x, "sum", None, seconds) is not False, seconds
         assert QUICK.barrier("barrier", seconds) is not False, seconds
+    for call in (partial(QUICK.allreduce, x, "sum", None), partial(QUICK.barrier, "barrier")):
+        with suppress(MPITimeoutError):  # whether or not it is enough for the other ranks
+            assert call(0.01) is not False
     for odd in (-1, 0, 0.001, True, float("nan"), "60", 10**400):  # Python looks at these
         assert QUICK.allreduce(x, "sum", None, odd) is QUICK.barrier("barrier", odd) is False, odd
         assert QUICK.recv(left, None, "numpy", None, odd) is False, odd
@@ -515,7 +519,7 @@ def quick_calls() -> None:
     under_way.wait()
     large = np.arange(30000.0)
     ends = [mpi.irecv(left, 5), mpi.isend(large, right, 5), mpi.iallreduce(large), mpi.ibarrier()]
-    while not mpi.allreduce(np.array(all(each.operation.done for each in ends)), "and"):
+    while not mpi.allreduce(np.array(all(each._is_over for each in ends)), "and"):
         pass  # no wait in Python is needed for what is under way
     check(ends[0].wait(), large)
     check(ends[2].wait(), large * size)
@@ -527,14 +531,21 @@ def many_under_way() -> None:
     left, right = (rank - 1) % size, (rank + 1) % size
     x, large, count = np.arange(3.0) + rank, np.arange(30000.0), 3000
     idle = [mpi.irecv(left, 10 + i) for i in range(count)]
+    idle += [mpi_messages.irecv(None, left, 10 + i, "numpy", None) for i in range(count, 2 * count)]
+    assert [each._is_begun for each in idle] == [True] * count + [False] * count
     mpi.barrier()
     advanced, most = 0, 0
-    advance, look = Operation.advance, Engine._look
+    advance, look, advance_begun = Operation.advance, Engine._look, native.advance_begun
 
     def counted(operation: Operation) -> bool:
         nonlocal advanced
         advanced += 1
         return advance(operation)
+
+    def counted_of_c(count: int) -> bool:
+        nonlocal advanced
+        advanced += count
+        return advance_begun(count)
 
     def watched(self: Engine, *given: Any) -> None:
         nonlocal advanced, most
@@ -544,6 +555,7 @@ def many_under_way() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Operation, "advance", counted)
+        patch.setattr(native, "advance_begun", counted_of_c)
         patch.setattr(Engine, "_look", watched)
         for tag in range(5):
             came = mpi.irecv(rank, tag)
@@ -552,17 +564,18 @@ def many_under_way() -> None:
             check(came.wait(), x)
             sent.wait()
         assert mpi.sendrecv(large, rank, rank)[-1] == large[-1]
-    assert 1 < most < 200, most
+        mpi_messages.isendrecv(None, large, rank, rank, (0, None), None, None).wait()
+    assert 1 < most < 300, most
     # What waits for its turn, or for its parts, gets on although all the others come first.
     ends = [mpi.iallgather(large), mpi.ialltoall(np.ones((size, 5000))), mpi.ibcast(large)]
     ends += [mpi.isendrecv(large, right, left, 3, 3), mpi.ireduce(large), mpi.ibarrier()]
     for each in reversed(ends):
         each.wait()
     check(ends[0].wait()[-1], large)
-    sent = [mpi.isend(x, right, 10 + i) for i in range(count)]
+    sent = [mpi.isend(x, right, 10 + i) for i in range(2 * count)]
     for got in mpi.waitall(idle):
         check(got, np.arange(3.0) + left)
-    assert mpi.waitall(sent) == [None] * count
+    assert mpi.waitall(sent) == [None] * (2 * count)
     assert not engine().active
 
 
@@ -824,6 +837,7 @@ def messages() -> None:
         got = [mpi.irecv() for _ in range(size - 1)]
         assert sorted(request.wait()[0] for request in got) == list(range(1, size))
         assert all(request.source == request.tag == request.wait()[0] for request in got)
+    mpi.barrier()  # what is sent from here on is for other receives
     for count in (4, 4000):
         x = np.arange(float(count))
         out = np.zeros((count, 2))[:, 0]
@@ -953,6 +967,176 @@ def messages_by_c() -> None:
             check(out, np.ones(count))
 
 
+def shared_by_threads(left: int, right: int, large: Any) -> None:
+    """One thread hands a request to Python while others look at it."""
+    for _ in range(50):
+        results: list[Any] = []
+        shared = mpi.irecv(left, 7)
+        wait = partial(lambda each, to: to.append(each.wait()), shared, results)
+        threads = [threading.Thread(target=wait) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        pause(0.001 * mpi.rank())
+        mpi.send(large, right, 7)
+        for thread in threads:
+            thread.join()
+        check(results[0], large)
+        assert len(results) == 6
+        assert all(each is results[0] for each in results)
+
+
+def messages_begun_by_c() -> None:
+    """`isend` and `irecv` in C end as those of Python do, whoever is late."""
+    rank, size = mpi.rank(), mpi.size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    small, large = np.arange(3.0), np.arange(300000.0)
+    mpi.allreduce(small)  # C learns the type
+    for x in (small, large, np.zeros((0, 2)), np.ones((5, 1), "int8")):
+        for late in (None, 0, 1):
+            mpi.barrier()
+            if late == rank:
+                pause(0.02)
+            out = np.ones_like(x)
+            received = [mpi.irecv(left, 1), mpi.irecv(left, out=out), mpi.irecv(left, 1)]
+            assert all(each._is_begun for each in received) or x.size == 0
+            assert "<Request of irecv, " in repr(received[0])
+            sent = [mpi.isend(x + x.dtype.type(i), right, 1) for i in range(3)]
+            check(received[0].wait(60), x)
+            assert received[0].wait() is received[0].wait()
+            got = mpi.waitall(received[:0:-1])
+            check(got[0], x + x.dtype.type(2))
+            assert got[1] is out
+            check(out, x + x.dtype.type(1))
+            assert [(each.source, each.tag) for each in received] == [(left, 1)] * 3
+            assert all(each.test() for each in received)
+            assert not any(each.cancel() for each in received)
+            assert mpi.waitall(sent) == [None] * 3
+            assert [(each.source, each.tag) for each in sent] == [(-1, -1)] * 3
+    for x in (small, large):  # those that are dropped take place
+        out = np.zeros_like(x)
+        mpi.irecv(left, 2, out=out)
+        mpi.isend(x, right, 2)
+        mpi.isend(x + 1, right, 2)
+        check(mpi.recv(left, 2), x + 1)
+        mpi.barrier()
+        while not (out == x).all():
+            mpi.barrier(comm=engine().job.mpi.COMM_SELF)
+        wrong = [mpi.irecv(left, 3, out=small[1:].copy()), mpi.irecv(left, 3)]
+        assert all(each._is_begun for each in wrong)
+        mpi.barrier()
+        mpi.waitall([mpi.isend(x, right, 3), mpi.isend(x, right, 3), wrong[1]])
+        for wait in (wrong[0].wait, partial(mpi.waitall, wrong)):
+            refused(ArgumentError, "out must be float64", wait)
+        assert wrong[0].test()
+        back = mpi.isend(x, right, 4)  # while a receive in Python waits for that rank
+        check(mpi.sendrecv(x, right, left, 5, 5), x)
+        check(mpi_messages.irecv(None, left, 4, "numpy", None).wait(), x)
+        back.wait()
+    taken = mpi.irecv(rank, 6)
+    assert taken._is_begun
+    assert taken.cancel()
+    for wait in (taken.wait, partial(mpi.waitall, [taken])):
+        refused(MPIError, "recv: was cancelled", wait)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        shared_by_threads(left, right, large)
+    finally:
+        sys.setswitchinterval(interval)
+    mpi.barrier()
+    assert not engine().active
+    assert not native.advance_begun(0)
+
+
+def messages_passed_on() -> None:
+    """A message that C has begun stays with it, or is Python's, whatever ends the passing on."""
+    rank, size = mpi.rank(), mpi.size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    x, begin = np.arange(30000.0), GOING_ON["irecv"]
+    mpi.allreduce(x[:3])  # C learns the type
+
+    def arrives(request: Any) -> None:
+        """The message comes, once."""
+        mpi.barrier()
+        sent = mpi.isend(x, right, 8), mpi.isend(x + 1, right, 8)
+        check(request.wait(60), x)
+        check(mpi.recv(left, 8, timeout=60), x + 1)
+        mpi.waitall(sent)
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        raise TimeoutError("of an alarm")
+
+    def without_memory(*_: Any) -> Any:
+        raise MemoryError("there is none")
+
+    def interrupted(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return begin(*given)
+
+    def interrupted_after(*given: Any) -> Any:
+        made = begin(*given)
+        signal.raise_signal(signal.SIGALRM)
+        return made
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    for kind, text, resume, is_of_c in (
+        (MemoryError, "there is none", without_memory, True),
+        (TimeoutError, "of an alarm", interrupted, False),
+        (TimeoutError, "of an alarm", interrupted_after, False),
+    ):
+        waits: list[Any] = [lambda each: each.wait(0), lambda each: mpi.waitall([each], timeout=0)]
+        for wait in (*waits, lambda each: each.operation):
+            request = mpi.irecv(left, 8)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(GOING_ON, "irecv", resume)
+                refused(kind, text, wait, request)
+            assert request._is_begun == is_of_c
+            arrives(request)
+    signal.signal(signal.SIGALRM, usual)
+    forks_amid_passing_on(mpi.irecv(left, 8), arrives)
+    assert not engine().active
+    assert not native.advance_begun(0)
+
+
+def forks_amid_passing_on(request: Any, arrives: Any) -> None:
+    """A child is refused at once, also where a thread of its parent passes the message on."""
+    parent, begin = os.getpid(), GOING_ON["irecv"]
+    is_within, may_go_on = threading.Event(), threading.Event()
+
+    def late(*given: Any) -> Any:
+        if os.getpid() == parent:
+            is_within.set()
+            assert may_go_on.wait(60)
+        return begin(*given)
+
+    def wait() -> None:
+        with pytest.raises(MPITimeoutError):
+            request.wait(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(GOING_ON, "irecv", late)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert is_within.wait(60)
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(60)  # which ends it
+                waits = request.wait, request.test, request.cancel, partial(mpi.waitall, [request])
+                for call in waits:
+                    refused(MPIError, "irecv: this process was forked", call)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        try:
+            assert os.waitpid(child, 0)[1] == 0
+        finally:
+            may_go_on.set()
+            thread.join()
+    arrives(request)
+
+
 def messages_that_do_not_fit() -> None:
     """They are received and gone, and nothing of them is written."""
     rank = mpi.rank()
@@ -1027,6 +1211,7 @@ def messages_without_memory() -> None:
         if rank == 1:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(over, "messages", Failing(over.messages, "Irecv"))
+                patch.setattr(QUICK, "peers", None)
                 with pytest.raises(MemoryError):
                     mpi.sendrecv(x, 0, 0)
             check(mpi.recv(0), x + 2)
@@ -1587,7 +1772,7 @@ def communicators() -> None:
         if not is_under_way:
             request.wait()
         else:
-            is_under_way = not request.operation.done
+            is_under_way = not request._is_over
         pair.Free()
         for copy in (copies_.collective, copies_.messages, copies_.payloads):
             assert (copy == MPI.COMM_NULL) != is_under_way

@@ -49,6 +49,8 @@ TOGETHER = (
     "messages",
     "receives_from_any_rank",
     "messages_by_c",
+    "messages_begun_by_c",
+    "messages_passed_on",
     "messages_that_do_not_fit",
     "contents_longer_than_announced",
     "failed_exchanges_leave_nothing",

@@ -15,8 +15,8 @@
 #include "tensor/tensor.h"
 
 #include <limits.h>
+#include <pthread.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     HEAD = DLB_BALLOT_HEAD,
@@ -90,6 +90,24 @@ void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
 
 /* ---- Peers ---- */
 
+/* So many forks lead from the first process to this one: cheaper to ask than the kernel
+ * for the number of a process. */
+static _Atomic int generation;
+
+static void count_fork(void) {
+    atomic_fetch_add(&generation, 1);
+}
+
+static int watch_forks(void) {
+    static _Atomic bool is_watching;
+    return atomic_exchange(&is_watching, true) ? 0
+                                               : pthread_atfork(NULL, NULL, count_fork);
+}
+
+bool dlb_is_member(const dlb_peers *peers) {
+    return peers->generation == atomic_load_explicit(&generation, memory_order_relaxed);
+}
+
 static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"library", "collective", "messages",    "payloads", "byte",
                             "rank",    "size",       "highest_tag", "any_tag",  NULL};
@@ -107,6 +125,8 @@ static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     dlb_mpi mpi;
     if (dlb_mpi_find(&mpi, library) < 0)
         return NULL;
+    if (watch_forks() != 0)
+        return PyErr_NoMemory();
     dlb_peers *self = (dlb_peers *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -119,7 +139,7 @@ static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->size = size;
     self->highest_tag = highest_tag;
     self->any_tag = any_tag;
-    self->process = getpid();
+    self->generation = atomic_load(&generation);
     return (PyObject *)self;
 }
 

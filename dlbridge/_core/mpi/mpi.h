@@ -54,8 +54,11 @@ typedef struct {
     int rank, size, highest_tag, any_tag;
     _Atomic uint32_t tags[3]; /* so many were given out, by dlb_tag_use */
     _Atomic int turns;        /* collectives of Python that have yet to be posted */
-    pid_t process;
+    int generation;           /* of the process that made them, see dlb_is_member */
 } dlb_peers;
+
+/* Whether this process is one of them: not a child that was forked from one. */
+bool dlb_is_member(const dlb_peers *peers);
 
 /* What a tag is for: the ballot of a call, one that follows when all agree, or a
  * payload. They may go over one communicator. Ballots that follow are begun in the
@@ -147,7 +150,8 @@ dlb_collective *dlb_collective_bcast(dlb_peers *over, dlb_buffer *buffer, char *
 int dlb_collective_advance(dlb_collective *collective);
 
 /* ---- quick.c: calls without a Python frame ---- */
-extern PyTypeObject dlb_QuickType, dlb_PostedType;
+extern PyTypeObject dlb_QuickType, dlb_PostedType, dlb_BegunType;
+extern PyMethodDef dlb_begun_functions[];
 
 /* How a Reduction reduces elements of a dtype; NULL: not by a loop. */
 const dlb_combine *dlb_reduction_loop(PyObject *reduction, DLDataType dtype);

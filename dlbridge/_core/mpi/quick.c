@@ -20,12 +20,13 @@
 #include <string.h>
 #include <structmember.h>
 #include <time.h>
-#include <unistd.h>
 
 enum {
     SMALL_MESSAGE = 8 * 1024, /* bytes of contents in the first message of a send */
     MOST_DIMENSIONS = DLB_MAX_NDIM,
-    SPINS = 100, /* looks before the processor is yielded */
+    SPINS = 100,    /* looks before the processor is yielded */
+    OTHERS = 16,    /* messages that go on meanwhile */
+    TOGETHER = 256, /* messages that are waited for between two looks at signals */
 };
 #define AWAKE 50e-6    /* seconds of yielding before Python waits, */
 #define PER_BYTE 5e-10 /* so much more for each byte that is on its way, */
@@ -347,7 +348,8 @@ typedef struct {
     PyObject *types;  /* dict: array type -> (Converter, guard or None, writable) */
     PyObject *calls;  /* dict: arguments -> Reduction, or digest */
     PyObject *resume;
-    double went_on; /* when `go_on` was called last */
+    PyObject *request; /* the class of what is begun, a subclass of Begun */
+    double went_on;    /* when `go_on` was called last */
 } quick;
 
 static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -361,6 +363,7 @@ static PyObject *new_quick(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL)
         return NULL;
     self->resume = Py_NewRef(Py_None);
+    self->request = Py_NewRef(Py_None);
     self->go_on = Py_NewRef(Py_None);
     self->peers = Py_NewRef(Py_None);
     self->active = PyDict_New();
@@ -382,6 +385,7 @@ static int traverse_quick(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->types);
     Py_VISIT(self->calls);
     Py_VISIT(self->resume);
+    Py_VISIT(self->request);
     return 0;
 }
 
@@ -393,6 +397,7 @@ static int clear_quick(PyObject *object) {
     Py_CLEAR(self->types);
     Py_CLEAR(self->calls);
     Py_CLEAR(self->resume);
+    Py_CLEAR(self->request);
     return 0;
 }
 
@@ -413,41 +418,51 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+static int advance_some(Py_ssize_t count);
+static bool is_something_begun(void);
+
 /* Calls that are made here one after the other never wait in Python, where what is
  * under way goes on. So it does from time to time before a call; -1 with an exception.
  */
 static int go_on_aside(quick *self) {
     PyObject *go_on = NULL;
+    bool is_time = false;
     DLB_BEGIN_EXCLUSIVE(self);
-    if (self->active != NULL && PyDict_Check(self->active) &&
-        PyDict_GET_SIZE(self->active) > 0) {
+    bool is_active = self->active != NULL && PyDict_Check(self->active) &&
+                     PyDict_GET_SIZE(self->active) > 0;
+    if (is_active || is_something_begun()) {
         double time = now();
-        if (time - self->went_on > ASIDE) {
+        if ((is_time = time - self->went_on > ASIDE))
             self->went_on = time;
+        if (is_time && is_active)
             go_on = Py_XNewRef(self->go_on);
-        }
     }
     DLB_END_EXCLUSIVE();
     if (go_on == NULL)
-        return 0;
+        return is_time ? advance_some(OTHERS) : 0;
     PyObject *none[1], *result = dlb_defer_signals(go_on, none, 0, NULL);
     Py_DECREF(go_on);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
 }
 
+/* Whether calls may be made here; 0: no, perhaps with an exception. */
+static bool is_open(quick *self, const dlb_peers *over) {
+    int is_over = 0;
+    return dlb_is_member(over) && over->mpi.finalized(&is_over) == 0 && !is_over &&
+           go_on_aside(self) == 0;
+}
+
 /* The peers, where a call may be made here, a new reference; NULL: it is declined,
  * perhaps with an exception. */
 static dlb_peers *open_peers(quick *self) {
     dlb_peers *over;
-    bool is_open;
+    bool is_set;
     DLB_BEGIN_EXCLUSIVE(self);
     over = (dlb_peers *)Py_XNewRef(self->peers);
-    is_open = over != NULL && Py_TYPE(over) == &dlb_PeersType;
+    is_set = over != NULL && Py_TYPE(over) == &dlb_PeersType;
     DLB_END_EXCLUSIVE();
-    int is_over = 0;
-    if (is_open && over->process == getpid() && over->mpi.finalized(&is_over) == 0 &&
-        !is_over && go_on_aside(self) == 0)
+    if (is_set && is_open(self, over))
         return over;
     Py_XDECREF(over);
     return NULL;
@@ -654,7 +669,7 @@ static int settle(dlb_ballot *ballot, size_t nbytes) {
  */
 static PyObject *go_on(const quick *self, const char *name, void *under_way,
                        PyObject *const *args, Py_ssize_t count) {
-    PyObject *given[6] = {PyUnicode_FromString(name), under_way};
+    PyObject *given[12] = {PyUnicode_FromString(name), under_way};
     if (given[0] == NULL)
         return NULL;
     memcpy(given + 2, args, (size_t)count * sizeof *args);
@@ -1095,6 +1110,14 @@ static PyObject *find_converter(PyObject *name) {
     return found;
 }
 
+/* That of the type of an array, where it is known. */
+static PyObject *type_converter(const quick *self, PyObject *x) {
+    PyObject *known = dlb_cache_get(self->types, (PyObject *)Py_TYPE(x));
+    PyObject *found = known == NULL ? NULL : Py_NewRef(PyTuple_GET_ITEM(known, 0));
+    Py_XDECREF(known);
+    return found;
+}
+
 static const dlb_combine ROOT = {.takes = true}; /* its payload is taken */
 
 /* The ballot of the root, with a tensor that is small; NULL, perhaps with an
@@ -1259,22 +1282,6 @@ static PyObject *quick_send(const caller *by, dlb_peers *over, PyObject *const *
     return result;
 }
 
-/* None where the message has gone, otherwise a Request. */
-static PyObject *quick_isend(const caller *by, dlb_peers *over, PyObject *const *args,
-                             Py_ssize_t Py_UNUSED(count)) {
-    posted *message = begin_send(by->self, over, args);
-    if (message == NULL)
-        return decline();
-    PyObject *result = NULL;
-    int sent = advance_posted(message);
-    if (sent > 0)
-        result = Py_NewRef(Py_None);
-    else if (sent == 0)
-        result = go_on(by->self, "send", message, args + 1, 1);
-    Py_DECREF(message);
-    return result;
-}
-
 /* Whether a message has the form that a send writes; `number` is set to the tag of
  * large contents. */
 static bool read_message(const posted *message, announced *out, uint32_t *number) {
@@ -1318,67 +1325,725 @@ static int receive_contents(posted *message, dlb_view *view, bool is_new,
     return came;
 }
 
-/* Receive a message into the array `into`, or into a new one if that is NULL. */
-static PyObject *receive(const caller *by, posted *message, int tag,
-                         PyObject *converter, source *into, PyObject *const *args,
-                         Py_ssize_t count) {
-    if (post_head(message, tag) < 0)
-        return NULL;
+/* What a receive needs besides its message. */
+typedef struct {
+    PyObject *converter; /* of a new array */
+    PyObject *out;       /* the array that is written, or None */
+    source into;         /* its memory */
+    int source, tag;
+} receiver;
+
+/* 1: open, and the caller closes it; 0: declined; -1. */
+static int open_receiver(const quick *self, const dlb_peers *over, PyObject *source_,
+                         PyObject *tag, PyObject *out, receiver *made) {
+    bool any_tag = tag == Py_None;
+    made->out = out;
+    made->source = read_number(source_, over->size - 1);
+    made->tag = any_tag ? over->any_tag : read_number(tag, over->highest_tag);
+    if (made->source < 0 || (made->tag < 0 && !any_tag))
+        return 0;
+    return out == Py_None ? 1 : take_out(self, out, &made->into);
+}
+
+static void close_receiver(const receiver *made) {
+    if (made->out != Py_None)
+        drop_source(&made->into);
+}
+
+static posted *new_receive(dlb_peers *over, int peer) {
+    return new_posted(over, peer, true,
+                      sizeof(message_head) + sizeof(description) + 8 * MOST_DIMENSIONS +
+                          SMALL_MESSAGE);
+}
+
+/* Receive a message that was posted: 1, with the result; 0, Python goes on; -1. */
+static int receive(posted *message, receiver *to, PyObject **result) {
     announced said;
     uint32_t number;
     dlb_view made;
+    source *into = to->out == Py_None ? NULL : &to->into;
     int came = wait_shortly(advance_message, message, 0);
     if (came < 0)
-        return NULL;
+        return -1;
     if (came == 0 || !read_message(message, &said, &number) ||
         (into != NULL && !fits(&said, &into->view.dl)) ||
         (into == NULL && make_memory(&made, said.dtype, said.ndim, said.shape) < 0))
-        return resume(by, "recv", message, args, count);
+        return 0;
     dlb_view *view = into != NULL ? &into->view : &made;
     if (said.come > 0)
         memcpy((char *)view->dl.data + view->dl.byte_offset, said.contents, said.come);
     else
         came = receive_contents(message, view, into == NULL, number, said.nbytes);
-    PyObject *result = NULL;
-    if (came == 0)
-        result = resume(by, "recv", message, args, count);
-    else if (came > 0 && into != NULL)
-        result = Py_NewRef(args[3]);
-    else if (came > 0)
-        return give(converter, &made);
+    if (came > 0 && into == NULL) {
+        *result = give(to->converter, &made);
+        return *result == NULL ? -1 : 1;
+    }
+    if (came > 0)
+        *result = Py_NewRef(to->out);
     if (into == NULL)
         dlb_buffer_drop(made.buffer);
-    return result;
+    return came;
 }
 
 static PyObject *quick_recv(const caller *by, dlb_peers *over, PyObject *const *args,
                             Py_ssize_t count) { /* source, tag, to, out */
-    int source_ = read_number(args[0], over->size - 1);
-    bool any_tag = args[1] == Py_None, has_out = args[3] != Py_None;
-    int tag = any_tag ? over->any_tag : read_number(args[1], over->highest_tag);
-    PyObject *converter =
-        source_ < 0 || (tag < 0 && !any_tag) ? NULL : find_converter(args[2]);
-    if (converter == NULL)
-        return decline();
+    receiver to;
     PyObject *result = NULL;
-    source into;
-    if (has_out && take_out(by->self, args[3], &into) <= 0) {
+    posted *message = NULL;
+    if (open_receiver(by->self, over, args[0], args[1], args[3], &to) <= 0)
+        return decline();
+    if ((to.converter = find_converter(args[2])) == NULL) {
         result = decline();
         goto done;
     }
-    posted *message = new_posted(over, source_, true,
-                                 sizeof(message_head) + sizeof(description) +
-                                     8 * MOST_DIMENSIONS + SMALL_MESSAGE);
-    if (message != NULL)
-        result =
-            receive(by, message, tag, converter, has_out ? &into : NULL, args, count);
+    message = new_receive(over, to.source);
+    if (message != NULL && post_head(message, to.tag) == 0 &&
+        receive(message, &to, &result) == 0)
+        result = resume(by, "recv", message, args, count);
     Py_XDECREF(message);
-    if (has_out)
-        drop_source(&into);
 done:
-    Py_DECREF(converter);
+    Py_XDECREF(to.converter);
+    close_receiver(&to);
     return result;
 }
+
+/* Go on with both in Python, or with the send alone. */
+static PyObject *resume_exchange(const caller *by, posted *sent, posted *received,
+                                 PyObject *result, PyObject *const *args,
+                                 Py_ssize_t count) {
+    if (result != NULL) {
+        PyObject *none = resume(by, "send", sent, args + 1, 1);
+        if (none == NULL)
+            Py_CLEAR(result);
+        Py_XDECREF(none);
+        return result;
+    }
+    PyObject *both = PyTuple_Pack(2, sent, received);
+    if (both == NULL)
+        return NULL;
+    result = resume(by, "sendrecv", both, args, count);
+    Py_DECREF(both);
+    return result;
+}
+
+static PyObject *
+quick_sendrecv(const caller *by, dlb_peers *over, PyObject *const *args,
+               Py_ssize_t count) { /* x, dest, source, sendtag, recvtag, to, out */
+    PyObject *sends[3] = {args[0], args[1], args[3]}, *result = NULL;
+    receiver to;
+    posted *sent = NULL, *received = NULL;
+    if (open_receiver(by->self, over, args[2], args[4], args[6], &to) <= 0)
+        return decline();
+    to.converter = args[5] == Py_None ? type_converter(by->self, args[0])
+                                      : find_converter(args[5]);
+    if (to.converter == NULL || (received = new_receive(over, to.source)) == NULL ||
+        (sent = begin_send(by->self, over, sends)) == NULL) {
+        result = decline();
+        goto done;
+    }
+    if (post_head(received, to.tag) < 0)
+        goto done;
+    int came = receive(received, &to, &result);
+    int gone = came < 0 ? -1 : wait_shortly(advance_message, sent, sent->nbytes);
+    if (gone < 0)
+        Py_CLEAR(result);
+    else if (came == 0 || gone == 0)
+        result = resume_exchange(by, sent, received, result, args, count);
+done:
+    Py_XDECREF(sent);
+    Py_XDECREF(received);
+    Py_XDECREF(to.converter);
+    close_receiver(&to);
+    return result;
+}
+
+/* ---- Begun: a message that is not waited for yet ---- */
+
+/* What a Request stands for. C advances it until it is over, or somebody waits long for
+ * it, or it is out of the ordinary: then it is Python's, an Operation. All of them are
+ * read and set under DLB_EXCLUSIVE of the type. */
+typedef struct begun {
+    PyObject_HEAD
+    quick *of;           /* that began it; NULL: Python did */
+    posted *message;     /* under way; NULL: it is over, or Python's */
+    PyObject *given[4];  /* with which Python goes on; of a send, three are NULL */
+    PyObject *converter; /* of a new array that is received; or */
+    dlb_tensor *into;    /* the memory of `out`, which is given[3] */
+    PyObject *result, *error, *operation;
+    Py_ssize_t source, tag; /* of what came */
+    bool is_busy, is_listed;
+    struct begun *before, *next; /* among those under way */
+} begun;
+
+#define THE_BEGUN ((PyObject *)&dlb_BegunType) /* their lock */
+
+/* All that are under way, which own a reference each: they take place even where the
+ * user has dropped them. First what goes on next. */
+static struct {
+    begun *first, *last;
+    Py_ssize_t count;
+} under_way;
+
+static bool is_something_begun(void) {
+    return under_way.first != NULL;
+}
+
+static void append(begun *self) {
+    self->before = under_way.last;
+    self->next = NULL;
+    *(under_way.last == NULL ? &under_way.first : &under_way.last->next) = self;
+    under_way.last = self;
+    under_way.count++;
+}
+
+static void take_out_of_list(begun *self) {
+    *(self->before == NULL ? &under_way.first : &self->before->next) = self->next;
+    *(self->next == NULL ? &under_way.last : &self->next->before) = self->before;
+    under_way.count--;
+}
+
+/* Nothing more is to be done for it here. What is listed has a message. */
+static void retire(begun *self) {
+    bool was_listed = self->is_listed;
+    self->is_listed = false;
+    if (was_listed)
+        take_out_of_list(self);
+    Py_CLEAR(self->message);
+    if (was_listed)
+        Py_DECREF(self); /* not the last one: the caller has it */
+}
+
+/* As the user called it. */
+static const char *call_name(const begun *self) {
+    return self->given[1] == NULL ? "isend" : "irecv";
+}
+
+/* Have Python go on with it: what that has begun belongs to it from then on. */
+static PyObject *pass_on_to_python(PyObject *object, PyObject *Py_UNUSED(none)) {
+    begun *self = (begun *)object;
+    Py_ssize_t count = self->message->is_receive ? 4 : 1;
+    PyObject *request =
+        go_on(self->of, call_name(self), (PyObject *)self->message, self->given, count);
+    if (request == NULL)
+        return NULL;
+    if (PyObject_TypeCheck(request, &dlb_BegunType))
+        self->operation = Py_XNewRef(((begun *)request)->operation);
+    Py_DECREF(request);
+    if (self->operation == NULL)
+        return PyErr_Format(PyExc_TypeError, "%s: a request of Python is required",
+                            call_name(self));
+    retire(self);
+    return Py_NewRef(Py_None);
+}
+
+/* The same, while it is busy: 1; -1. What a handler of a signal raises comes when it is
+ * Python's, else two would go on with one message. */
+static int pass_on(begun *self) {
+    static PyMethodDef method = {"pass_on", pass_on_to_python, METH_NOARGS, NULL};
+    PyObject *none[1], *result = NULL;
+    PyObject *function = PyCFunction_New(&method, (PyObject *)self);
+    if (function != NULL)
+        result = dlb_defer_signals(function, none, 0, NULL);
+    Py_XDECREF(function);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 1;
+}
+
+/* The same, once no other thread is in there, which runs Python for a short time and
+ * never waits for this one; 1 also where it is over by then. In a forked child that
+ * thread is not there, and Python refuses. */
+static int hand_over(begun *self) {
+    if (self->message == NULL)
+        return 1;
+    dlb_peers *over = (dlb_peers *)Py_NewRef(self->message->over);
+    while (self->is_busy && dlb_is_member(over)) {
+        Py_BEGIN_ALLOW_THREADS;
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+        Py_END_ALLOW_THREADS;
+    }
+    Py_DECREF(over);
+    if (self->message == NULL)
+        return 1;
+    self->is_busy = true;
+    int done = pass_on(self);
+    self->is_busy = false;
+    return done;
+}
+
+/* Keep the exception that is set, for whoever waits. -1: a handler of a signal has
+ * raised another one meanwhile. */
+static int keep_error(begun *self) {
+    self->error = dlb_take_exception();
+    PyObject *given[2] = {PyUnicode_FromString(call_name(self)),
+                          PyLong_FromLong(self->message->peer)};
+    PyObject *explained = NULL;
+    if (given[0] != NULL && given[1] != NULL)
+        explained = go_on(self->of, "explain", self->error, given, 2);
+    Py_XDECREF(given[0]);
+    Py_XDECREF(given[1]);
+    if (explained != NULL)
+        Py_SETREF(self->error, explained);
+    return dlb_clear_error(); /* else it stays what it was */
+}
+
+enum { ODD = 2 }; /* what Python looks at */
+
+/* The array that large contents have come into. */
+static int finish_contents(begun *self) {
+    PyObject *made = self->message->result, *converter = self->converter;
+    if (self->into != NULL)
+        self->result = Py_NewRef(self->given[3]);
+    else
+        self->result = converter == Py_None ? Py_NewRef(made)
+                                            : PyObject_CallOneArg(converter, made);
+    return self->result == NULL ? -1 : 1;
+}
+
+/* Look at a message whose head has come: 1, it is over; 0, its contents follow. */
+static int open_message(begun *self) {
+    posted *message = self->message;
+    dlb_tensor *into = self->into;
+    announced said;
+    uint32_t number;
+    dlb_view made;
+    if (!read_message(message, &said, &number) ||
+        (into != NULL && !fits(&said, &into->dl)) ||
+        (into == NULL && make_memory(&made, said.dtype, said.ndim, said.shape) < 0))
+        return ODD;
+    message_head head;
+    memcpy(&head, message->data, sizeof head);
+    self->source = (Py_ssize_t)head.sender;
+    self->tag = (Py_ssize_t)head.tag;
+    const DLTensor *dl = into != NULL ? &into->dl : &made.dl;
+    char *data = (char *)dl->data + dl->byte_offset;
+    if (said.come > 0) {
+        memcpy(data, said.contents, said.come);
+        self->result =
+            into != NULL ? Py_NewRef(self->given[3]) : give(self->converter, &made);
+        return self->result == NULL ? -1 : 1;
+    }
+    if (into == NULL) {
+        message->result = dlb_tensor_new(dlb.tensor_type, &made);
+        if (message->result == NULL)
+            return -1;
+    }
+    dlb_buffer *buffer = into != NULL ? into->buffer : made.buffer;
+    return post_contents(message, buffer, data, said.nbytes, number);
+}
+
+static int step(begun *self) {
+    posted *message = self->message;
+    int done = advance_posted(message);
+    if (done > 0 && message->is_receive && message->buffer == NULL) {
+        if ((done = open_message(self)) != 0)
+            return done;
+        done = advance_posted(message);
+    }
+    if (done > 0 && message->is_receive)
+        return finish_contents(self);
+    if (done > 0)
+        self->result = Py_NewRef(Py_None);
+    return done;
+}
+
+/* 1: it is over, well or not, or Python's; 0: not yet; -1: Python cannot have it, or a
+ * handler of a signal has raised an exception. */
+static int advance_begun(void *object) {
+    begun *self = object;
+    if (self->message == NULL)
+        return 1;
+    if (self->is_busy) /* another thread is in there */
+        return 0;
+    self->is_busy = true;
+    int done = step(self);
+    if (done == ODD)
+        done = pass_on(self);
+    else if (done > 0 || (done < 0 && !dlb_is_interrupt())) {
+        done = done > 0 ? 1 : keep_error(self) < 0 ? -1 : 1;
+        retire(self);
+    }
+    self->is_busy = false;
+    return done;
+}
+
+/* Advance so many, those first that have waited longest. */
+static int advance_some(Py_ssize_t count) {
+    int done = 0;
+    DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
+    if (count > under_way.count)
+        count = under_way.count;
+    while (done >= 0 && count-- > 0 && under_way.first != NULL) {
+        begun *self = (begun *)Py_NewRef(under_way.first);
+        take_out_of_list(self);
+        append(self);
+        done = advance_begun(self);
+        Py_DECREF(self);
+    }
+    DLB_END_EXCLUSIVE();
+    return done < 0 ? -1 : 0;
+}
+
+/* Whether C may go on with it, which is under way; that also advances others, after
+ * which it may be over. 0: Python has it now; -1. */
+static int may_go_on(begun *self) {
+    if (is_open(self->of, self->message->over))
+        return 1;
+    return PyErr_Occurred() || hand_over(self) < 0 ? -1 : 0;
+}
+
+/* Whether it is over; 0: Python waits for it; -1. `waits`: for a short while. */
+static int finish(begun *self, bool waits) {
+    int done = 1;
+    if (self->message != NULL)
+        done = waits ? wait_shortly(advance_begun, self, self->message->nbytes)
+                     : advance_begun(self);
+    if (done == 0 && self->message != NULL)
+        done = hand_over(self);
+    return done < 0 ? -1 : self->operation == NULL;
+}
+
+static begun *new_begun(quick *of, PyObject *const *given, Py_ssize_t count) {
+    PyTypeObject *type = (PyTypeObject *)of->request;
+    if (!PyType_Check(of->request) || !PyType_IsSubtype(type, &dlb_BegunType))
+        return NULL;
+    begun *self = (begun *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->of = (quick *)Py_NewRef(of);
+    self->source = self->tag = -1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        self->given[i] = Py_NewRef(given[i]);
+    return self;
+}
+
+/* It is posted, and under way. */
+static PyObject *started(begun *self) {
+    self->is_listed = true;
+    append((begun *)Py_NewRef(self));
+    return (PyObject *)self;
+}
+
+static PyObject *quick_isend(const caller *by, dlb_peers *over, PyObject *const *args,
+                             Py_ssize_t Py_UNUSED(count)) { /* x, dest, tag */
+    begun *made = new_begun((quick *)by->self, args + 1, 1);
+    if (made == NULL || (made->message = begin_send(by->self, over, args)) == NULL) {
+        Py_XDECREF(made);
+        return decline();
+    }
+    int gone = advance_begun(made); /* small ones at once */
+    if (gone < 0)
+        Py_CLEAR(made);
+    return gone == 0 ? started(made) : (PyObject *)made;
+}
+
+static PyObject *quick_irecv(const caller *by, dlb_peers *over, PyObject *const *args,
+                             Py_ssize_t count) { /* source, tag, to, out */
+    receiver to;
+    if (open_receiver(by->self, over, args[0], args[1], args[3], &to) <= 0)
+        return decline();
+    begun *made = new_begun((quick *)by->self, args, count);
+    if (made != NULL && args[3] != Py_None) {
+        dlb_buffer_retain(to.into.view.buffer);
+        made->into = (dlb_tensor *)dlb_tensor_new(dlb.tensor_type, &to.into.view);
+    }
+    close_receiver(&to);
+    if (made == NULL || (args[3] != Py_None && made->into == NULL) ||
+        (made->converter = find_converter(args[2])) == NULL) {
+        Py_XDECREF(made);
+        return decline();
+    }
+    made->message = new_receive(over, to.source);
+    if (made->message == NULL || post_head(made->message, to.tag) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    return started(made);
+}
+
+static PyObject *make_begun(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"operation", NULL};
+    PyObject *operation;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Request", names, &operation))
+        return NULL;
+    begun *self = (begun *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->operation = Py_NewRef(operation);
+    return (PyObject *)self;
+}
+
+static int traverse_begun(PyObject *object, visitproc visit, void *arg) {
+    begun *self = (begun *)object;
+    Py_VISIT(self->of);
+    Py_VISIT(self->result);
+    Py_VISIT(self->error);
+    Py_VISIT(self->operation);
+    for (int i = 0; i < 4; i++)
+        Py_VISIT(self->given[i]);
+    return 0;
+}
+
+static int clear_begun(PyObject *object) {
+    begun *self = (begun *)object;
+    Py_CLEAR(self->result);
+    Py_CLEAR(self->error);
+    Py_CLEAR(self->operation);
+    return 0;
+}
+
+static void dealloc_begun(PyObject *object) {
+    begun *self = (begun *)object;
+    PyObject_GC_UnTrack(object);
+    clear_begun(object);
+    Py_CLEAR(self->message);
+    Py_XDECREF(self->converter);
+    Py_XDECREF(self->into);
+    for (int i = 0; i < 4; i++)
+        Py_XDECREF(self->given[i]);
+    Py_XDECREF(self->of);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *begun_finish(PyObject *object, PyObject *waits) {
+    int done;
+    DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
+    done = ((begun *)object)->message == NULL ? 1 : may_go_on((begun *)object);
+    if (done >= 0)
+        done = finish((begun *)object, waits == Py_True);
+    DLB_END_EXCLUSIVE();
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+static PyObject *look(begun *self) {
+    if (self->message != NULL && (may_go_on(self) < 0 || advance_begun(self) < 0))
+        return NULL;
+    return self->operation != NULL ? Py_NewRef(Py_None)
+                                   : PyBool_FromLong(self->message == NULL);
+}
+
+static PyObject *begun_look(PyObject *object, PyObject *Py_UNUSED(none)) {
+    PyObject *result;
+    DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
+    result = look((begun *)object);
+    DLB_END_EXCLUSIVE();
+    return result;
+}
+
+static PyObject *take_back(begun *self) {
+    if (self->message != NULL && may_go_on(self) < 0)
+        return NULL;
+    if (self->operation != NULL)
+        return Py_NewRef(Py_None);
+    int done =
+        self->message == NULL || self->is_busy ? 0 : cancel_posted(self->message);
+    if (done > 0) {
+        dlb_raise_error("MPIError", "irecv: was cancelled");
+        self->error = dlb_take_exception();
+        retire(self);
+    } else if (done == 0)
+        done = advance_begun(self) < 0 ? -1 : 0;
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+static PyObject *begun_take_back(PyObject *object, PyObject *Py_UNUSED(none)) {
+    PyObject *result;
+    DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
+    result = take_back((begun *)object);
+    DLB_END_EXCLUSIVE();
+    return result;
+}
+
+static PyObject *begun_outcome(PyObject *object, PyObject *Py_UNUSED(none)) {
+    begun *self = (begun *)object;
+    if (self->error != NULL)
+        PyErr_SetObject((PyObject *)Py_TYPE(self->error), self->error);
+    return self->error != NULL ? NULL : Py_XNewRef(self->result);
+}
+
+/* Python's, which goes on with what is under way here. */
+static PyObject *get_operation(PyObject *object, void *Py_UNUSED(closure)) {
+    begun *self = (begun *)object;
+    int done = 0;
+    DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
+    if (self->message != NULL)
+        done = hand_over(self);
+    DLB_END_EXCLUSIVE();
+    return done < 0 ? NULL
+                    : Py_NewRef(self->operation == NULL ? Py_None : self->operation);
+}
+
+static PyObject *get_is_begun(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(((begun *)object)->operation == NULL);
+}
+
+static PyObject *get_is_over(PyObject *object, void *Py_UNUSED(closure)) {
+    begun *self = (begun *)object;
+    return self->operation != NULL ? PyObject_GetAttrString(self->operation, "done")
+                                   : PyBool_FromLong(self->message == NULL);
+}
+
+static PyObject *get_has_failed(PyObject *object, void *Py_UNUSED(closure)) {
+    begun *self = (begun *)object;
+    PyObject *error = self->operation == NULL
+                          ? Py_XNewRef(self->error)
+                          : PyObject_GetAttrString(self->operation, "error");
+    if (error == NULL && PyErr_Occurred())
+        return NULL;
+    bool has_failed = error != NULL && error != Py_None;
+    Py_XDECREF(error);
+    return PyBool_FromLong(has_failed);
+}
+
+static PyObject *get_source(PyObject *object, void *Py_UNUSED(closure)) {
+    begun *self = (begun *)object;
+    return self->operation != NULL ? PyObject_GetAttrString(self->operation, "source")
+                                   : PyLong_FromSsize_t(self->source);
+}
+
+static PyObject *get_tag(PyObject *object, void *Py_UNUSED(closure)) {
+    begun *self = (begun *)object;
+    return self->operation != NULL ? PyObject_GetAttrString(self->operation, "tag")
+                                   : PyLong_FromSsize_t(self->tag);
+}
+
+static PyObject *get_call(PyObject *object, void *Py_UNUSED(closure)) {
+    begun *self = (begun *)object;
+    return self->operation != NULL ? PyObject_GetAttrString(self->operation, "call")
+                                   : PyUnicode_FromString(call_name(self));
+}
+
+static PyMethodDef begun_methods[] = {
+    {"_finish", begun_finish, METH_O,
+     "_finish($self, waits, /)\n--\n\nReturn whether it is over, after a short wait; "
+     "otherwise it is Python's."},
+    {"_look", begun_look, METH_NOARGS,
+     "_look($self, /)\n--\n\nReturn whether it is over; None: it is Python's."},
+    {"_take_back", begun_take_back, METH_NOARGS,
+     "_take_back($self, /)\n--\n\nReturn whether a receive of which nothing has come "
+     "was taken back; None: it is Python's."},
+    {"_outcome", begun_outcome, METH_NOARGS,
+     "_outcome($self, /)\n--\n\nReturn its result, or raise its error."},
+    {0},
+};
+
+static PyGetSetDef begun_fields[] = {
+    {"operation", get_operation, NULL,
+     "The Operation, in Python from now on; None: it is over.", NULL},
+    {"_is_begun", get_is_begun, NULL, "Whether it is not Python's.", NULL},
+    {"_is_over", get_is_over, NULL, "Whether it is known to be over.", NULL},
+    {"_has_failed", get_has_failed, NULL, "Whether it is known to have failed.", NULL},
+    {"source", get_source, NULL, "The rank that sent what was received, or -1.", NULL},
+    {"tag", get_tag, NULL, "The tag of what was received, or -1.", NULL},
+    {"_call", get_call, NULL, "The name of the call.", NULL},
+    {0},
+};
+
+PyTypeObject dlb_BegunType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Begun",
+    .tp_doc = "Begun(operation)\n--\n\nA call that may be under way.",
+    .tp_basicsize = sizeof(begun),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_methods = begun_methods,
+    .tp_getset = begun_fields,
+    .tp_new = make_begun,
+    .tp_traverse = traverse_begun,
+    .tp_clear = clear_begun,
+    .tp_dealloc = dealloc_begun,
+};
+
+static PyObject *advance_begun_of_all(PyObject *Py_UNUSED(module), PyObject *count) {
+    Py_ssize_t most = PyLong_AsSsize_t(count);
+    if ((most == -1 && PyErr_Occurred()) || advance_some(most) < 0)
+        return NULL;
+    return PyBool_FromLong(is_something_begun());
+}
+
+static PyObject *is_begun_over(PyObject *Py_UNUSED(module), PyObject *over) {
+    bool found = false;
+    DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
+    for (begun *each = under_way.first; each != NULL && !found; each = each->next)
+        found = (PyObject *)each->message->over == over;
+    DLB_END_EXCLUSIVE();
+    return PyBool_FromLong(found);
+}
+
+static begun *request_at(PyObject *requests, Py_ssize_t i) {
+    PyObject *item = PyList_GET_ITEM(requests, i);
+    if (PyObject_TypeCheck(item, &dlb_BegunType))
+        return (begun *)Py_NewRef(item); /* others may change the list */
+    PyErr_SetString(PyExc_TypeError, "a list of requests is required");
+    return NULL;
+}
+
+/* The number of the first from `start` on that is not over, or failed. */
+static Py_ssize_t finish_from(PyObject *requests, Py_ssize_t start) {
+    bool is_known = false; /* that C may go on */
+    Py_ssize_t i = start;
+    for (; i < PyList_GET_SIZE(requests) && i - start < TOGETHER; i++) {
+        begun *self = request_at(requests, i);
+        if (self == NULL)
+            return -1;
+        int done = 1;
+        if (self->message != NULL && !is_known)
+            is_known = (done = may_go_on(self)) > 0;
+        if (done >= 0)
+            done = finish(self, true);
+        bool is_well = done > 0 && self->error == NULL;
+        Py_DECREF(self);
+        if (done < 0)
+            return -1;
+        if (!is_well)
+            break;
+    }
+    return i;
+}
+
+static PyObject *finish_begun(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *requests;
+    Py_ssize_t start, end;
+    if (!PyArg_ParseTuple(args, "O!n:finish_begun", &PyList_Type, &requests, &start))
+        return NULL;
+    DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
+    end = finish_from(requests, start);
+    DLB_END_EXCLUSIVE();
+    return end < 0 ? NULL : PyLong_FromSsize_t(end);
+}
+
+static PyObject *outcomes(PyObject *Py_UNUSED(module), PyObject *requests) {
+    if (!PyList_Check(requests))
+        return PyErr_Format(PyExc_TypeError, "a list of requests is required");
+    PyObject *made = PyList_New(0);
+    for (Py_ssize_t i = 0; made != NULL && i < PyList_GET_SIZE(requests); i++) {
+        begun *self = request_at(requests, i);
+        PyObject *result = NULL;
+        if (self != NULL)
+            result = self->message == NULL && self->operation == NULL
+                         ? begun_outcome((PyObject *)self, NULL)
+                         : PyObject_CallMethod((PyObject *)self, "wait", NULL);
+        if (result == NULL || PyList_Append(made, result) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(result);
+        Py_XDECREF(self);
+    }
+    return made;
+}
+
+PyMethodDef dlb_begun_functions[] = {
+    {"advance_begun", advance_begun_of_all, METH_O,
+     "advance_begun($module, count, /)\n--\n\n"
+     "Advance so many messages that C has begun; return whether some are under way."},
+    {"is_begun_over", is_begun_over, METH_O,
+     "is_begun_over($module, peers, /)\n--\n\n"
+     "Return whether a message that C has begun is under way between these peers."},
+    {"outcomes", outcomes, METH_O,
+     "outcomes($module, requests, /)\n--\n\n"
+     "Return the results of requests, or raise the error of the first that failed."},
+    {"finish_begun", finish_begun, METH_VARARGS,
+     "finish_begun($module, requests, start, /)\n--\n\n"
+     "Wait for requests of a list, in order; return the number of the first that\n"
+     "failed, or is Python's, or where signals should be looked at."},
+    {0},
+};
 
 /* With the peers, for as long as the call takes; a further argument is `timeout`. */
 #define OPEN(name, wanted)                                                             \
@@ -1406,6 +2071,8 @@ OPEN(barrier, 1)
 OPEN(send, 3)
 OPEN(isend, 3)
 OPEN(recv, 4)
+OPEN(irecv, 4)
+OPEN(sendrecv, 7)
 #undef OPEN
 
 #define CALL(name, parameters)                                                         \
@@ -1423,6 +2090,8 @@ static PyMethodDef quick_methods[] = {
     CALL(send, "x, dest, tag, timeout=None"),
     CALL(isend, "x, dest, tag"),
     CALL(recv, "source, tag, to, out, timeout=None"),
+    CALL(irecv, "source, tag, to, out"),
+    CALL(sendrecv, "x, dest, source, sendtag, recvtag, to, out, timeout=None"),
     {0},
 };
 
@@ -1435,6 +2104,8 @@ static PyMemberDef quick_members[] = {
      "go_on() advances some of what is under way in Python."},
     {"resume", T_OBJECT, offsetof(quick, resume), 0,
      "resume(name, under_way, *args) goes on with a call."},
+    {"request", T_OBJECT, offsetof(quick, request), 0,
+     "The class of what is begun, a subclass of Begun, once there is one."},
     {"types", T_OBJECT, offsetof(quick, types), READONLY,
      "Array types that are known: a Converter for results, what must return True "
      "before, or None, and whether arrays are ever written."},
