@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import keyword
 import os
+import re
 import sys
 import threading
 import time
@@ -206,6 +207,10 @@ def canonical_name(name: str) -> str:
     return name if found is None else found.name
 
 
+_WITH_DEVICE = ("convert", "explain", "convert_tree", "stream")
+_DEVICE = re.compile(r"(cpu|cuda|gpu|tpu|mps|rocm|xpu)(:\d+)?")
+
+
 def row(name: str, call: str = "convert") -> Row:
     """Return the row of a framework, by any of its names; see `canonical_name`.
 
@@ -216,6 +221,8 @@ def row(name: str, call: str = "convert") -> Row:
     if found is None:
         known = ", ".join(_ROWS)
         nearest = did_you_mean(name, (*_ROWS, *_ALIASES))
+        if call in _WITH_DEVICE and _DEVICE.fullmatch(name):
+            nearest = f"; {name!r} is a device: {call}(x, to, device={name!r})"
         raise ArgumentError(f"{call}: unknown framework {name!r}; known are {known}{nearest}")
     return found
 

@@ -554,9 +554,12 @@ def target(to: object, call: str = "convert") -> Framework:
     row = registry.row_of_root(str(getattr(to, "__name__", "")).partition(".")[0])
     if row is not None:
         return adapter(row.name)
+    swapped = ""
+    if not isinstance(to, (str, type)) and (protocol.is_spoken_by(to) or protocol.advise(to)):
+        swapped = f"; what is converted comes first: {call}(x, to)"
     raise ArgumentError(
         f"{call}: `to` must be a framework's name, module or array type, "
-        f"got {protocol.describe(to)}"
+        f"got {protocol.describe(to)}{swapped}"
     )
 
 

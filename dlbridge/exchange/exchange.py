@@ -251,11 +251,23 @@ def check(call: str, to: object, policies: Mapping[str, Any]) -> Framework:
 _FURTHER = {"convert_tree": ("unknown",), "stream": ("prefetch", "fresh", "unknown")}
 
 
+# What keywords of other libraries are called here.
+_MEANT = {
+    "detach": '; did you mean grad="detach"?',
+    "requires_grad": "; call requires_grad_() of the result",
+    "order": '; did you mean layout="contiguous"?',
+    "writable": '; did you mean readonly="copy"?',
+    "writeable": '; did you mean readonly="copy"?',
+    "zero_copy": "; did you mean copy=False?",
+}
+
+
 def _policy(call: str, policies: Mapping[str, Any]) -> Policy:
     for name in policies:
         if name not in POLICIES:
             known = ", ".join(POLICIES)
             nearest = did_you_mean(name, (*POLICIES, *_FURTHER.get(call, ())))
+            nearest = _MEANT.get(name, nearest)
             raise ArgumentError(f"{call}: unknown policy {name!r}; known are {known}{nearest}")
     try:
         return Policy(call, **policies) if policies else _plain(call)

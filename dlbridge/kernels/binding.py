@@ -393,7 +393,9 @@ def framework_of(kernel: Kernel, wanted: str | None, named: Iterable[tuple[str, 
 
 def _hint(value: Any) -> str:
     numbers = (bool, int, float, complex, list, tuple)
-    return "make it a tensor first" if isinstance(value, numbers) else ""
+    if not isinstance(value, numbers):
+        return ""
+    return "make it a tensor first, as with numpy.asarray(x)"
 
 
 def framework_name(value: Any) -> str | None:

@@ -504,6 +504,8 @@ def include_directory() -> Path:
 
 def _advice(source: str, said: str) -> str:
     """Return what to do where a source uses what it does not include, or ""."""
+    if re.fullmatch(r"\s*[\w./\\-]+\.(c|cc|cpp|cxx|cu|h)\s*", source):
+        return f", which is a file's name: pass its text, Path({source.strip()!r}).read_text()"
     if "dlbridge_kernel.h" in source or not _DECLARED.search(said):
         return ""
     return ', which lacks #include "dlbridge_kernel.h"'

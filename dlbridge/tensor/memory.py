@@ -189,6 +189,8 @@ def arange(
     for name, number in given.items():
         if isinstance(number, str) or not hasattr(number, "__float__"):
             raise UnsupportedTypeError(f"arange: {name} must be a number, got {number!r}")
+    if step == 0:
+        raise ArgumentError(f"arange: step must not be zero, got {step!r}")
     try:
         numbers = np.arange(0, start, step) if stop is None else np.arange(start, stop, step)
     except (ValueError, ZeroDivisionError, OverflowError) as error:

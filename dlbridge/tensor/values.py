@@ -474,7 +474,8 @@ def _require(kept: Array, source: native.TensorBase, target: DType) -> None:
         raise ExchangeError(
             "dtype",
             f"a value does not fit {target}: {as_array(source)[place]} at "
-            f"[{', '.join(map(str, map(int, place)))}]",
+            f"[{', '.join(map(str, map(int, place)))}]; cast it in its own framework, as with "
+            "x.astype, where it may change",
         )
 
 

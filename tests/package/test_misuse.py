@@ -316,6 +316,43 @@ def test_what_is_given_in_the_wrong_way_says_how_it_is_given() -> None:
         dlbridge.to_numpy(X, stream="CURRENT")
 
 
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        (lambda: dlbridge.convert("numpy", X), "; what is converted comes first: convert(x, to)"),
+        (lambda: dlbridge.convert_tree("numpy", {"a": X}), "comes first: convert_tree(x, to)"),
+        (lambda: list(dlbridge.stream("numpy", [X])), "comes first: stream(x, to)"),
+        (lambda: dlbridge.convert(X, "cuda:1"), "is a device: convert(x, to, device='cuda:1')"),
+        (lambda: dlbridge.to_numpy(x for x in [X]), "; dlbridge.stream(x, to) converts what it"),
+        (lambda: dlbridge.to_numpy(map(str, [X])), "; dlbridge.stream(x, to) converts what it"),
+        (lambda: dlbridge.to_numpy(X, detach=True), '; did you mean grad="detach"?'),
+        (lambda: dlbridge.to_numpy(X, zero_copy=True), "; did you mean copy=False?"),
+        (lambda: dlbridge.wrap(SCHEMA, max), "; wrap(function, schema)"),
+        (lambda: dlbridge.wrap(max, SCHEMA, abi="np"), "; did you mean 'python:numpy'?"),
+        (lambda: dlbridge.compile_c("src/k.c", "f", SCHEMA), "Path('src/k.c').read_text()"),
+        (lambda: dlbridge.arange(0, 3, 0), "arange: step must not be zero, got 0"),
+        (lambda: dlbridge.to_numpy(X * 1e5, dtype="f2"), "; cast it in its own framework, as"),
+        (lambda: dlbridge.wrap(np.negative, SCHEMA, abi="python:numpy")([1.0]), "numpy.asarray(x)"),
+        (lambda: tf.Session().run(tf.constant(1), X), "Session.run: feed_dict must be a dict, got"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_the_first_hour_are_answered_with_advice(
+    call: Callable[[], object], advice: str
+) -> None:
+    with tf.Graph().as_default(), pytest.raises(OURS) as caught:
+        call()
+    assert advice in str(caught.value)
+
+
+def test_a_loader_of_torch_leads_to_stream() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    for loader in (data.DataLoader([1, 2]), data.TensorDataset()):
+        with pytest.raises(
+            dlbridge.errors.UnsupportedTypeError, match=r"; dlbridge\.stream\(x, to"
+        ):
+            dlbridge.to_numpy(loader)
+
+
 def test_a_misspelt_name_of_a_dtype_or_device_suggests_the_nearest() -> None:
     with pytest.raises(dlbridge.errors.ArgumentError, match=r"^zeros: .*did you mean 'float32'\?$"):
         dlbridge.zeros(2, "flaot32")

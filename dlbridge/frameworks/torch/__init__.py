@@ -362,7 +362,11 @@ def _refuse_without_memory(x: Any) -> None:
             "is a subclass that computes by __torch_dispatch__; pass the tensor that it wraps",
         ),
         (torch.nn.parameter.is_lazy(x), "lazy", "is not initialised; run its module once"),
-        (x.is_nested, "sparse", "is nested"),
+        (
+            x.is_nested,
+            "sparse",
+            "is nested; pass the tensors of x.unbind(), or x.to_padded_tensor(0.0)",
+        ),
         (
             x.layout is not torch.strided,
             "sparse",

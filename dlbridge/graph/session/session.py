@@ -207,7 +207,7 @@ class BaseSession(NonCopyable):
             {'sum': array([2., 4.], dtype=float32)}
         """
         if (
-            not feed_dict
+            (feed_dict is None or (type(feed_dict) is dict and not feed_dict))
             and receipts is None
             and to == "numpy"
             and as_ is None
@@ -229,7 +229,7 @@ class BaseSession(NonCopyable):
             reports = run_metadata is not None and getattr(options, "trace_level", 0) > 0
         keys: tuple[Any, ...] = ()
         values: Iterable[Any] = ()
-        if feed_dict:
+        if feed_dict is not None:
             try:
                 values = feed_dict.values()
             except AttributeError:

@@ -133,8 +133,16 @@ def _read_abi(abi: object) -> str | None:
     raise ArgumentError(
         f"wrap: abi must be one of {known}, or a C signature such as "
         f"'void(const float *x, float *out, int64_t n)', got {abi!r}"
-        f"{did_you_mean(abi, CONVENTIONS)}"
+        f"{_nearest_convention(abi)}"
     )
+
+
+def _nearest_convention(abi: object) -> str:
+    """Return the end of a text that refuses a convention; a framework means its functions."""
+    python = f"python:{canonical_name(abi)}" if isinstance(abi, str) else ""
+    if python in CONVENTIONS:
+        return f"; did you mean {python!r}?"
+    return did_you_mean(abi, CONVENTIONS)
 
 
 def _refuse_value(fn: object) -> NoReturn:
@@ -143,6 +151,11 @@ def _refuse_value(fn: object) -> NoReturn:
             f"wrap: a Python int is never taken for an address, got {fn!r}; make it a function: "
             "ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_int)(address), or "
             "ffi.cast('int(*)(void *, DLTensor *, int)', address)"
+        )
+    if isinstance(fn, str) and "(" in fn:
+        raise UnsupportedTypeError(
+            f"wrap: the function comes first, and then the schema, got {fn!r} in its place; "
+            "wrap(function, schema)"
         )
     if isinstance(fn, str):
         raise UnsupportedTypeError(
