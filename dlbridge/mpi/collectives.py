@@ -137,9 +137,9 @@ def exchange(over: Channel, operation: Operation, post: Post, source: Any, targe
 
 State = native.Ballot | None
 """What C has begun of a call, which Python goes on with."""
-# As in _core/mpi/mpi.h: bytes that a reduce_scatter reduces whole, and of an allgather, alltoall or
-# bcast that travel with the agreement.
-SCATTER_MOST, COPIED_MOST = 1024 * 1024, 4 * 1024
+# As in _core/mpi/mpi.h: bytes that a reduce or reduce_scatter reduces whole, and of an allgather,
+# alltoall or bcast that travel with the agreement.
+REDUCED_MOST, COPIED_MOST = 1024 * 1024, 4 * 1024
 
 
 @begins("allreduce")
@@ -173,6 +173,8 @@ def _reduce(
     kind = call.kind
 
     def finish(made: native.TensorBase) -> Any:
+        if not is_root:
+            return None
         assert dtype is not None
         reductions.finish(op, dtype, made, over.size)
         return call.finish(made)
@@ -215,8 +217,10 @@ def _reduce(
         learn_call(key, partial(reductions.quick, op, digest(name, arguments)))
         assert call.source is not None
         assert dtype is not None
-        if root is not None or not reductions.follow_ballot(over, call.source.tensor, dtype):
-            return start(call, over, small if call.source.tensor.nbytes <= MOST else large)
+        tensor = call.source.tensor
+        is_moved = reductions.follow_ballot(over, tensor, dtype)
+        if not is_moved or (root is not None and tensor.nbytes > REDUCED_MOST):
+            return start(call, over, small if tensor.nbytes <= MOST else large)
         receive = partial(call.receive, call.source.kind)
         call, state = _add_values(call, over, QUICK.calls[key], state, receive)
     ballot = call.ballot(over, state=state)
@@ -318,7 +322,7 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
     key = reductions.known_as(op, REDUCE_SCATTER)
     learn_call(key, partial(reductions.quick, op, digest("reduce_scatter", f"op={op!r}")))
     tensor = call.source.tensor
-    if tensor.nbytes <= SCATTER_MOST and reductions.follow_ballot(over, tensor, dtype):
+    if tensor.nbytes <= REDUCED_MOST and reductions.follow_ballot(over, tensor, dtype):
         call, state = _add_values(call, over, QUICK.calls[key], state, call.source.kind.empty)
         ballot = call.ballot(over, state=state)
         take_row = lambda whole: finish(np.asarray(raw_bytes(whole)))  # noqa: E731

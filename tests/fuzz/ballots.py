@@ -230,7 +230,7 @@ class Fuzzer:
         arguments, payload = "", b""
         if name in ("allreduce", "reduce", "reduce_scatter"):
             arguments = f"op={op!r}" + (f", root={root}" if name == "reduce" else "")
-            is_large = name != "reduce" and calls.quick.peers.moves_values(x.nbytes)
+            is_large = calls.quick.peers.moves_values(x.nbytes)
             payload = b"" if is_large else x.tobytes()
         elif name in ("allgather", "alltoall"):
             payload = bytes(calls.size * x.nbytes if calls.size * x.nbytes <= COPIED_MOST else 0)

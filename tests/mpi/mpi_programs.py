@@ -502,7 +502,7 @@ def quick_calls() -> None:
             assert QUICK.alltoall(rows, odd, "alltoall") is False
         assert QUICK.alltoall(rows, None, "alltoall") is not False
         assert QUICK.allgather(rows, None, "allgather") is not False
-    assert QUICK.reduce(np.ones(3000), "sum", 1) is False
+    assert QUICK.reduce(np.ones(200_000), "sum", 1) is False
     assert (
         QUICK.allreduce(x, "avg", None)
         is QUICK.allreduce(x, [], None)
@@ -633,6 +633,24 @@ def at(offset: int, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return made
 
 
+def check_reduced(x: Any, op: str, expected: Any) -> None:
+    """`reduce` gives the root the bits of `allreduce`, by any call, and the others nothing."""
+    rank, size = mpi.rank(), mpi.size()
+    for root in {0, size - 1}:
+        out = np.zeros_like(x)
+        for got in (
+            mpi.reduce(x, op, root),
+            mpi.ireduce(x, op, root).wait(),
+            mpi.reduce(x, op, root) if rank else mpi.ireduce(x, op, root).wait(),
+            mpi.reduce(x, op, root, out=out),
+        ):
+            if rank == root:
+                check(got, expected)
+            else:
+                assert got is None
+        check(out, expected if rank == root else np.zeros_like(x))
+
+
 def large_reductions() -> None:
     """Values that follow the agreement: like small ones, from any memory and by any call."""
     rank, size = mpi.rank(), mpi.size()
@@ -653,6 +671,7 @@ def large_reductions() -> None:
                 check(mpi.allreduce(x, op) if rank else mpi.iallreduce(x, op).wait(), expected)
                 assert mpi.allreduce(x, op, out=x) is x
                 check(x, expected)
+                check_reduced(all_[rank], op, expected)
     rng = np.random.default_rng(rank)
     for offset in (0, 16, 8, 1):  # as frameworks allocate, and at no multiple of an element
         x = at(offset, rng.standard_normal(5001))
@@ -666,17 +685,26 @@ def large_reductions() -> None:
     for i in reversed(range(6)):
         check(requests[i].wait(), np.full(3000 + i, float(i * size)))
     assert QUICK.allreduce(np.ones(3000), "sum", None) is not False
+    total = QUICK.reduce(np.ones(3000), "sum", 0)
+    assert total is None if rank else total.tolist() == [size] * 3000
     for late in range(size):  # a wait that is too long for C goes on in Python
         for way in (mpi.allreduce, mpi.allreduce if rank else lambda x: mpi.iallreduce(x).wait()):
             mpi.barrier()
             if late == rank:
                 pause(0.02)
             check(way(np.full(40000, 2.0)), np.full(40000, 2.0 * size))
+        mpi.barrier()
+        if late == rank:
+            pause(0.02)
+        if (total := mpi.reduce(np.full(40000, 2.0))) is not None:
+            check(total, np.full(40000, 2.0 * size))
     text = refused(ArgumentError, "nothing was exchanged", mpi.allreduce, np.ones(5000 + rank))
     assert f"float64[{5000 + size - 1}]" in text
     refused(ArgumentError, "op='max'", mpi.allreduce, np.ones(5000), "max" if rank else "sum")
     small = np.ones(3) if rank else np.ones(5000)
     refused(ArgumentError, "nothing was exchanged", mpi.allreduce, small)
+    refused(ArgumentError, "root=1", mpi.reduce, np.ones(5000), "sum", min(rank, 1))
+    refused(ArgumentError, "nothing was exchanged", mpi.reduce, np.ones(5000 + rank))
     check(mpi.allreduce(np.ones(5000)), np.full(5000, float(size)))
 
 

@@ -78,9 +78,9 @@ static inline uint32_t dlb_next_tag(dlb_peers *over, dlb_tag_use use) {
 enum {
     DLB_BALLOT_HEAD = 64,
     DLB_BALLOT_MOST = 16 * 1024, /* bytes of a payload that travels with it */
-    /* Bytes that a reduce_scatter reduces whole on each rank: beyond, the rows that
-     * others get cost too much. */
-    DLB_SCATTER_MOST = 1024 * 1024,
+    /* Bytes that a reduce or reduce_scatter reduces whole on each rank: beyond, what
+     * others get costs too much. */
+    DLB_REDUCED_MOST = 1024 * 1024,
     /* Bytes of an allgather or alltoall, of all ranks together, or of a bcast, that
      * travel with the ballot: MPI is faster with more. */
     DLB_COPIED_MOST = 4 * 1024,

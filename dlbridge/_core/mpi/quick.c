@@ -794,10 +794,9 @@ static PyObject *make_reduced(const dlb_peers *over, const source *from,
 }
 
 static PyObject *reduce_by(const caller *by, dlb_peers *over, const reduction *how,
-                           const char *name, bool for_all, share gets, PyObject *out,
+                           const char *name, size_t most, share gets, PyObject *out,
                            PyObject *const *args, Py_ssize_t count) {
     source from;
-    size_t most = !for_all ? DLB_BALLOT_MOST : gets == ROW ? DLB_SCATTER_MOST : INT_MAX;
     if (take_source(by->self, args[0], most, &from) <= 0)
         return decline();
     const DLTensor *dl = &from.view.dl;
@@ -810,7 +809,7 @@ static PyObject *reduce_by(const caller *by, dlb_peers *over, const reduction *h
         drop_source(&from);
         return decline();
     }
-    bool is_large = for_all && dlb_moves_values(over, from.nbytes);
+    bool is_large = dlb_moves_values(over, from.nbytes);
     dlb_ballot *ballot =
         begin_reduction(over, how, &from, is_large, less ? NULL : &to, &view);
     if (ballot == NULL) {
@@ -832,13 +831,13 @@ done:
 }
 
 static PyObject *reduce(const caller *by, dlb_peers *over, const char *name,
-                        PyObject *key, bool for_all, share gets, PyObject *out,
+                        PyObject *key, size_t most, share gets, PyObject *out,
                         PyObject *const *args, Py_ssize_t count) {
     PyObject *how = find_call(by->self, key);
-    PyObject *result = how != NULL && Py_TYPE(how) == &dlb_ReductionType
-                           ? reduce_by(by, over, (reduction *)how, name, for_all, gets,
-                                       out, args, count)
-                           : decline();
+    PyObject *result =
+        how != NULL && Py_TYPE(how) == &dlb_ReductionType
+            ? reduce_by(by, over, (reduction *)how, name, most, gets, out, args, count)
+            : decline();
     Py_XDECREF(how);
     return result;
 }
@@ -846,7 +845,7 @@ static PyObject *reduce(const caller *by, dlb_peers *over, const char *name,
 static PyObject *quick_allreduce(const caller *by, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t count) {
     PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
-    return reduce(by, over, "allreduce", key, true, WHOLE, args[2], args, count);
+    return reduce(by, over, "allreduce", key, INT_MAX, WHOLE, args[2], args, count);
 }
 
 static PyObject *quick_reduce(const caller *by, dlb_peers *over, PyObject *const *args,
@@ -860,7 +859,7 @@ static PyObject *quick_reduce(const caller *by, dlb_peers *over, PyObject *const
     PyErr_Clear();
     share gets = root == over->rank ? WHOLE : NOTHING;
     PyObject *result =
-        reduce(by, over, "reduce", key, false, gets, Py_None, args, count);
+        reduce(by, over, "reduce", key, DLB_REDUCED_MOST, gets, Py_None, args, count);
     Py_DECREF(key);
     return result;
 }
@@ -873,8 +872,8 @@ quick_reduce_scatter(const caller *by, dlb_peers *over, PyObject *const *args,
     PyObject *key = PyTuple_Pack(2, args[1], args[3]);
     if (key == NULL)
         return NULL;
-    PyObject *result =
-        reduce(by, over, "reduce_scatter", key, true, ROW, args[2], args, 3);
+    PyObject *result = reduce(by, over, "reduce_scatter", key, DLB_REDUCED_MOST, ROW,
+                              args[2], args, 3);
     Py_DECREF(key);
     return result;
 }
