@@ -405,7 +405,7 @@ def _from_framework(x: Any) -> Fields:
 
 
 def unsupported(x: object) -> UnsupportedTypeError:
-    """Return the error of an object that is no dtype."""
+    """Return the error of an object that is not a dtype."""
     return UnsupportedTypeError(
         f"DType: cannot read {type(x).__name__} {x!r} as a dtype; pass a name such as 'float32', "
         "a framework's dtype or a tuple (code, bits, lanes)"

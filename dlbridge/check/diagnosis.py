@@ -358,7 +358,7 @@ def _look_at_cache() -> tuple[str, list[Finding]]:
     advice = "name a folder that only you can change in DLBRIDGE_CACHE_DIR"
     try:
         is_usable = path.is_dir()
-        why = why_not_private(path) or why_not_loadable(path) if is_usable else "it is no folder"
+        why = why_not_private(path) or why_not_loadable(path) if is_usable else "it is not a folder"
         sizes = [each.stat().st_size for each in path.rglob("*") if each.is_file()]
     except OSError as error:
         if is_from_handler(error):

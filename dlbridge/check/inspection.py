@@ -237,8 +237,8 @@ def inspect(x: object, /) -> Inspection:
     export = getattr(x, "__dlpack__", None)
     if isinstance(x, type) or (export is None and table is None):
         raise UnsupportedTypeError(
-            f"inspect: {protocol.describe(x)} speaks no DLPack: it is no capsule and has neither "
-            f"__dlpack__ nor {protocol.TABLE}{protocol.advise(x)}"
+            f"inspect: {protocol.describe(x)} speaks no DLPack: it is not a capsule and has "
+            f"neither __dlpack__ nor {protocol.TABLE}{protocol.advise(x)}"
         )
     if export is None:
         return Inspection(title, _ask_device(x), table=table, problems=_compare(x, None, None))
@@ -281,7 +281,7 @@ def _ask(export: Callable[..., object], **keywords: Any) -> CapsuleReport | str:
             raise
         return _text(error)
     if not protocol.is_capsule(capsule):
-        return f"returned {protocol.describe(capsule)}, which is no capsule"
+        return f"returned {protocol.describe(capsule)}, which is not a capsule"
     return _read_capsule(capsule)
 
 

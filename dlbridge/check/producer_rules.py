@@ -330,7 +330,7 @@ def capsule_name(peer: ProducerCase) -> None:
         found = kind_of(capsule)
     except (ValueError, TypeError, AttributeError) as error:
         raise BrokenError(
-            f"{type(capsule).__name__} is no capsule with a name: {text(error)}"
+            f"{type(capsule).__name__} is not a capsule with a name: {text(error)}"
         ) from None
     need(found in ("dltensor", "dltensor_versioned"), f"its name is {found!r}")
 
@@ -342,7 +342,7 @@ def capsule_destructor(peer: ProducerCase) -> None:
     try:
         there = destructor_of(capsule)
     except ValueError:
-        raise NotApplicableError("it is no capsule") from None
+        raise NotApplicableError("it is not a capsule") from None
     need(there, "there is none: unconsumed capsules leak")
 
 
@@ -848,7 +848,7 @@ def copy_true_is_marked(peer: ProducerCase) -> None:
     with taken(x) as own, held(accepts(x, copy=True, max_version=VERSION)) as found:
         flags = flagged(found)
         if start(own) == start(found):
-            raise NotApplicableError("it is no copy")
+            raise NotApplicableError("it is not a copy")
         need(flags & faults.IS_COPIED, "the flag IS_COPIED is not set")
 
 
@@ -992,7 +992,7 @@ def text_refused(peer: ProducerCase) -> None:
     """A tensor of text is refused, without a crash, because DLPack has no such dtype."""
     x = peer.like(np.array(["a", "b"]))
     if not hasattr(x, "__dlpack__"):
-        raise NotApplicableError("it is no producer")
+        raise NotApplicableError("it is not a producer")
     try:
         x.__dlpack__()
     except Exception:  # noqa: BLE001

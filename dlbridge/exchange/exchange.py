@@ -873,7 +873,7 @@ def _copied_by_framework(
 
 
 def _order_by_framework(tensor: native.TensorBase, stream: object) -> bool:
-    """Have a stream that is no number wait for the memory, where a framework can do that."""
+    """Have a stream that is not a number wait for the memory, where a framework can do that."""
     framework = adapter.mover(tensor._device_pair[0])
     if framework is not None:
         framework.order(tensor, stream)

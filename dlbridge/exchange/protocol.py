@@ -451,7 +451,7 @@ def take_cuda_array_interface(
         interface.refuse(f"data must be (address, read-only), got {interface.data!r}")
     number = _attribute(_attribute(x, "device"), "id") or 0
     if not isinstance(number, int) or not 0 <= number < 2**31:
-        interface.refuse(f"its device has the id {number!r}, which is no index")
+        interface.refuse(f"its device has the id {number!r}, which is not an index")
     context.route.append("CUDA array interface")
     address, readonly = interface.data
     device = _CUDA, index_of(address, number)

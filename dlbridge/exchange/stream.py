@@ -591,8 +591,8 @@ def _check_prefetch(prefetch: Any) -> int:
 def _iterator_of(iterable: Any) -> Iterator[Any]:
     if isinstance(iterable, (Mapping, str, bytes)):
         raise ArgumentError(
-            f"stream: a {protocol.describe(iterable)} is no iterable of batches; pass a loader, a "
-            "generator or a list of trees"
+            f"stream: a {protocol.describe(iterable)} is not an iterable of batches; pass a "
+            "loader, a generator or a list of trees"
         )
     try:
         return iter(iterable)

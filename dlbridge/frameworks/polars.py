@@ -56,8 +56,8 @@ class Polars(Holder):
             if policy.copy is False:
                 raise ExchangeError(
                     "copy_required",
-                    f"from_dlpack: a polars.Series of {x.n_chunks()} chunks is no single piece of "
-                    "memory; exchange x.get_chunks() one by one, or allow a copy with copy=None",
+                    f"from_dlpack: a polars.Series of {x.n_chunks()} chunks is not a single piece "
+                    "of memory; exchange x.get_chunks() one by one, or allow a copy with copy=None",
                 )
             x = context.copying("polars", "copy_required", x.rechunk)
         context.route.append("polars to_numpy")

@@ -173,8 +173,8 @@ def _one_chunk(x: Any, policy: Policy, context: ExchangeContext) -> Any:
     if policy.copy is False:
         raise ExchangeError(
             "copy_required",
-            f"from_dlpack: a pyarrow.ChunkedArray of {x.num_chunks} chunks is no single piece of "
-            "memory; exchange its chunks one by one, or allow a copy with copy=None",
+            f"from_dlpack: a pyarrow.ChunkedArray of {x.num_chunks} chunks is not a single piece "
+            "of memory; exchange its chunks one by one, or allow a copy with copy=None",
         )
     joined = context.copying("pyarrow", "copy_required", x.combine_chunks)
     return joined.chunk(0) if hasattr(joined, "num_chunks") else joined

@@ -38,12 +38,14 @@ class Image:
         with path.open("rb") as file:
             start = file.read(_HEADER.size)
             if start[:6] != b"\177ELF\2\1" or len(start) < _HEADER.size:
-                raise self._refuse("it is no library for Linux on a 64-bit, little-endian machine")
+                raise self._refuse(
+                    "it is not a library for Linux on a 64-bit, little-endian machine"
+                )
             self.file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         header = _HEADER.unpack_from(self.file)
         kind, start, size, count = header[0], header[4], header[8], header[9]
         if kind != _SHARED or size != _SEGMENT.size or start + count * size > len(self.file):
-            raise self._refuse("it is no shared library")
+            raise self._refuse("it is not a shared library")
         segments = [_SEGMENT.unpack_from(self.file, start + i * size) for i in range(count)]
         self.segments = [each[2:6] for each in segments if each[0] == _LOAD]
         if any(offset + in_file > len(self.file) for offset, _, _, in_file in self.segments):

@@ -143,8 +143,8 @@ def read_exports(library: str, address: int, memory: Memory | None = None) -> li
     table = _Table.from_buffer_copy(memory.copy(address, ctypes.sizeof(_Table)))
     if table.magic != _MAGIC:
         raise ArgumentError(
-            f"load_library: {library}: its symbol {TABLE!r} is no table of DLB_EXPORT: the magic "
-            f"number is {table.magic:#x}, not {_MAGIC:#x}; rename what the library calls so"
+            f"load_library: {library}: its symbol {TABLE!r} is not a table of DLB_EXPORT: the "
+            f"magic number is {table.magic:#x}, not {_MAGIC:#x}; rename what the library calls so"
         )
     if table.version != _VERSION or table.size < ctypes.sizeof(_Table):
         raise ArgumentError(
@@ -155,8 +155,8 @@ def read_exports(library: str, address: int, memory: Memory | None = None) -> li
     begin, end = table.begin or 0, table.end or 0
     if end < begin or begin % _POINTER or (end - begin) % _POINTER:
         raise ArgumentError(
-            f"load_library: {library}: its table is no array of pointers: it goes from {begin:#x} "
-            f"to {end:#x}"
+            f"load_library: {library}: its table is not an array of pointers: it goes from "
+            f"{begin:#x} to {end:#x}"
         )
     entries = memory.copy(begin, end - begin) if begin else b""
     return [
@@ -222,7 +222,7 @@ def _copy(memory: Memory, library: str, place: int, address: int) -> _Descriptio
     size = int.from_bytes(memory.copy(address, _POINTER), sys.byteorder) if address else 0
     if not _REQUIRED <= size <= _LARGEST:
         raise ArgumentError(
-            f"load_library: {library}: entry {place} of its table is no description: it has "
+            f"load_library: {library}: entry {place} of its table is not a description: it has "
             f"{size} bytes"
         )
     contents = memory.copy(address, size)

@@ -231,7 +231,7 @@ def load_library(path: str | os.PathLike[str], *, schemas: Described | None = No
     if file.is_dir():
         file = find_built(file)
     if file.exists() and not file.is_file():  # the loader would wait for the writer of a pipe
-        raise ArgumentError(f"load_library: {file} cannot be loaded: it is no file")
+        raise ArgumentError(f"load_library: {file} cannot be loaded: it is not a file")
     return registry.load(_load_file, file, schemas)
 
 

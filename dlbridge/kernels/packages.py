@@ -114,7 +114,7 @@ def list_exports(path: Path) -> list[Export]:
         OSError: it cannot be read.
     """
     if path.exists() and not path.is_file():
-        raise ArgumentError(f"{path} cannot be read: it is no file")
+        raise ArgumentError(f"{path} cannot be read: it is not a file")
     try:
         image = Image(path)
         address = image.find(TABLE)

@@ -53,8 +53,8 @@ class Job:
         """Refuse a call in a forked child, and one after MPI was finalised."""
         if os.getpid() != self._process:
             raise MPIError(
-                f"{call}: this process was forked from one that uses MPI and is no member of the "
-                "job; communicate in the parent, or start processes with mpiexec"
+                f"{call}: this process was forked from one that uses MPI and is not a member of "
+                "the job; communicate in the parent, or start processes with mpiexec"
             )
         if self.mpi.Is_finalized():
             raise MPIError(f"{call}: MPI has been finalised; communicate before that")
@@ -225,8 +225,8 @@ def _check_start() -> None:
     member, _, its_place = os.environ.get("DLBRIDGE_MPI_MEMBER", "").partition(" ")
     if place is None or (place and place == its_place and member != str(os.getpid())):
         raise MPIError(
-            "dlbridge.mpi: this process was started by a member of an MPI job and is no member of "
-            "the job; communicate in that process, or start processes with mpiexec"
+            "dlbridge.mpi: this process was started by a member of an MPI job and is not a member "
+            "of the job; communicate in that process, or start processes with mpiexec"
         )
     os.environ["DLBRIDGE_MPI_MEMBER"] = f"{os.getpid()} {place}"
 

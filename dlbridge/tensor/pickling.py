@@ -194,7 +194,9 @@ def _check_state(shape: object, dtype: object, order: object, flags: object) -> 
                             f"on, got {shape!r}, {dtype!r}, {order!r}")  # fmt: skip
     make_dtype(*dtype)  # type: ignore[misc]
     if sorted(order) != list(range(len(shape))):  # type: ignore[call-overload, arg-type]
-        raise ArgumentError(f"unpickling: {order} is no order of the dimensions of shape {shape}")
+        raise ArgumentError(
+            f"unpickling: {order} is not an order of the dimensions of shape {shape}"
+        )
     if type(flags) is not int or flags not in (0, values.PADDED):
         raise ArgumentError(f"unpickling: flags must be 0 or {values.PADDED}, got {flags!r}")
 

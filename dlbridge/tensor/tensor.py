@@ -349,8 +349,8 @@ class Tensor(native.TensorBase):
         caller = sys._getframe(1)
         if (caller.f_globals.get("__name__"), caller.f_code.co_name) in _JAX_REFUSALS:
             raise ArgumentError(
-                "a dlbridge.Tensor is no argument of functions that JAX compiles or transforms; "
-                "pass dlbridge.to_jax(tensor)"
+                "a dlbridge.Tensor is not an argument of functions that JAX compiles or "
+                "transforms; pass dlbridge.to_jax(tensor)"
             )
         return partial(native.convert, self, "jax")
 

@@ -327,8 +327,8 @@ def reinterpret(shape: Dims, strides: Dims, bits: int, new_bits: int) -> Layout:
         raise ArgumentError(f"view: without dimensions, {bits} bits cannot become {new_bits} bits")
     if (shape[-1] * bits) % new_bits:
         raise ArgumentError(
-            f"view: the last dimension, {shape[-1]} elements of {bits} bits, is no whole number of "
-            f"elements of {new_bits} bits"
+            f"view: the last dimension, {shape[-1]} elements of {bits} bits, is not a whole "
+            f"number of elements of {new_bits} bits"
         )
     result = (*shape[:-1], shape[-1] * bits // new_bits)
     if 0 in shape:
@@ -339,7 +339,9 @@ def reinterpret(shape: Dims, strides: Dims, bits: int, new_bits: int) -> Layout:
     for extent, stride in zip(shape[:-1], strides, strict=False):
         step, rest = divmod(stride * bits, new_bits)
         if rest and extent > 1:
-            raise ViewError(f"view: stride {stride} is no whole number of {new_bits}-bit elements")
+            raise ViewError(
+                f"view: stride {stride} is not a whole number of {new_bits}-bit elements"
+            )
         outer.append(None if extent == 1 else step)
     return Layout(result, _with_unit_strides(result, [*outer, 1]))
 

@@ -94,7 +94,7 @@ def test_a_producer_that_ignores_the_version_is_reported() -> None:
 def test_the_answer_of_a_producer_is_part_of_the_report() -> None:
     """A refusal is an answer."""
     assert "Error: " in inspect(peers.RaisingProducer(X)).capsule
-    assert inspect(peers.NoneProducer(X)).capsule == "returned NoneType, which is no capsule"
+    assert inspect(peers.NoneProducer(X)).capsule == "returned NoneType, which is not a capsule"
 
 
 def test_device_and_capsule_must_agree() -> None:

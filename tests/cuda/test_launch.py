@@ -725,7 +725,7 @@ SCHEMA = "launch::wrong(x: f32[n]) -> f32[n]"
     ("changes", "text"),
     [
         ({"grid": None}, "needs grid= and block="),
-        ({"grid": "m"}, "grid: 'm' is no dimension of the schema; there are n"),
+        ({"grid": "m"}, "grid: 'm' is not a dimension of the schema; there are n"),
         ({"grid": "n +"}, "grid: expected a dimension"),
         ({"grid": "n n"}, "grid: expected an operator or the end, got 'n'"),
         ({"grid": (1, 2, 3, 4)}, "grid must be one to three integers or expressions"),
@@ -734,7 +734,7 @@ SCHEMA = "launch::wrong(x: f32[n]) -> f32[n]"
         ({"block": 0}, r"launch: block\[0\] must be from 1 to 1024, got 0"),
         ({"shared": 1.0}, "shared must be bytes or an expression"),
         ({"abi": "int(const float *x, float *out, int64_t n)"}, "a GPU kernel returns void"),
-        ({"abi": "void(const float *x, float *out, void *stream)"}, "'stream' is no parameter"),
+        ({"abi": "void(const float *x, float *out, void *stream)"}, "'stream' is not a parameter"),
         ({"abi": "void(const float *x, const float *out)"}, "is const, but the kernel writes it"),
         ({"abi": "void(const double *x, float *out)"}, "does not point to f32"),
         ({"abi": "dltensors"}, "needs its C signature"),

@@ -357,9 +357,9 @@ def refused(schema, text, **options):
 
 refused("k::b(x: f32[...], n: int, factor: float) -> f32[n, 1]", "fixed number of dimensions")
 refused("k::c(x: f32|f64[n], factor: float) -> f32[n, 1]", "must have one dtype")
-refused("k::d(x: f32[m], factor: float) -> f32[m, 1]", "'n' is no dimension")
-refused("k::e(x: f32[n], factor: str) -> f32[n, 1]", "is no number")
-refused("k::f(x: f32[n], factor: float) -> (y: f32[n, 1])", "'out' is no dimension")
+refused("k::d(x: f32[m], factor: float) -> f32[m, 1]", "'n' is not a dimension")
+refused("k::e(x: f32[n], factor: str) -> f32[n, 1]", "is not a number")
+refused("k::f(x: f32[n], factor: float) -> (y: f32[n, 1])", "'out' is not a dimension")
 refused(SCHEMA, "cannot have abi=", abi="dltensors")
 refused(SCHEMA, "needs grid= and block=", grid=None)
 """

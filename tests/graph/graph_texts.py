@@ -67,7 +67,7 @@ REFUSED = {
     "a result that does not exist": A + identity("b", "a:1"),
     "a huge index": A + identity("b", "a:99999999999999999999"),
     "a negative index": A + identity("b", "a:-1"),
-    "an index that is no number": A + identity("b", "a:x"),
+    "an index that is not a number": A + identity("b", "a:x"),
     "a control input with an index": A + identity("b", "a ^a:0"),
     "a control input before data": A + placeholder("z") + identity("b", "^z a"),
     "a node that reads itself": identity("b", "b"),

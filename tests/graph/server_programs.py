@@ -797,7 +797,7 @@ def full_arena() -> None:
 
 
 def different_arenas() -> None:
-    """A task whose variable of the environment is no number: all learn it."""
+    """A task whose variable of the environment is not a number: all learn it."""
     os.environ["DLBRIDGE_ARENA_BYTES"] = ("1e9", "1000000000")[mpi.rank()]
     with pytest.raises(ArgumentError, match="DLBRIDGE_ARENA_BYTES must be a number of bytes"):
         tf.train.Server(tf.train.ClusterSpec.from_mpi())

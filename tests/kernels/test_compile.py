@@ -716,7 +716,7 @@ def test_load_library_refuses_a_pipe(tmp_path: Path, run_python: Callable[..., A
         try:
             dlbridge.load_library(sys.argv[1])
         except dlbridge.ArgumentError as error:
-            assert "it is no file" in str(error)
+            assert "it is not a file" in str(error)
         else:
             raise AssertionError
     """

@@ -431,7 +431,7 @@ def test_a_mistake_in_one_description_leaves_no_kernel(build: Build, mistake: st
 TABLES = {
     "magic": (
         "{1, 1, sizeof(dlb_library), 0, 0}",
-        r"its symbol 'dlb_kernels' is no table of DLB_EXPORT: the magic number is 0x1",
+        r"its symbol 'dlb_kernels' is not a table of DLB_EXPORT: the magic number is 0x1",
     ),
     "version": (
         "{DLB_LIBRARY_MAGIC, 2, sizeof(dlb_library), 0, 0}",
@@ -440,15 +440,15 @@ TABLES = {
     "size": ("{DLB_LIBRARY_MAGIC, 1, 8, 0, 0}", r"its table has version 1 \(8 bytes\)"),
     "end": (
         "{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries + 1, entries}",
-        "its table is no array of pointers",
+        "its table is not an array of pointers",
     ),
     "NULL entry": (
         "{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries, entries + 1}",
-        "entry 0 of its table is no description: it has 0 bytes",
+        "entry 0 of its table is not a description: it has 0 bytes",
     ),
     "short entry": (
         "{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries + 1, entries + 2}",
-        "entry 0 of its table is no description: it has 8 bytes",
+        "entry 0 of its table is not a description: it has 8 bytes",
     ),
     "newer field": (
         "{DLB_LIBRARY_MAGIC, 1, sizeof(dlb_library), entries + 2, entries + 3}",
@@ -966,9 +966,9 @@ def test_the_command_says_where_nothing_can_be_listed(
     for path, status, said in (
         (build(HEADER), 1, "exports no kernels with DLB_EXPORT"),
         (build(wrong, name="libwrong.so"), 2, "f: unknown dtype 'f33'"),
-        (tmp_path / "text", 2, "it is no library for Linux"),
-        (tmp_path / "pipe", 2, "it is no file"),
-        (tmp_path, 2, "it is no file"),
+        (tmp_path / "text", 2, "it is not a library for Linux"),
+        (tmp_path / "pipe", 2, "it is not a file"),
+        (tmp_path, 2, "it is not a file"),
         (tmp_path / "missing", 2, "No such file"),
     ):
         assert cli.main(["kernels", str(path)]) == status

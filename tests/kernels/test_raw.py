@@ -127,9 +127,9 @@ REFUSED = {
     "void(const float *x, const float *y, float *out, float n)": "must be an integer",
     "void(const float *x, const float *y, float *out, int alpha)": "is not how C takes float",
     "void(const float *x, const float *y, float *out, long stream)": "must be void \\*",
-    "void(const float *, const float *y, float *out)": "is no parameter with a name",
+    "void(const float *, const float *y, float *out)": "is not a parameter with a name",
     "void(const quux *x, const float *y, float *out)": "is no C type",
-    "void(const float *x, void (*y)(int), float *out)": "is no parameter with a name",
+    "void(const float *x, void (*y)(int), float *out)": "is not a parameter with a name",
     "(x": "is no C signature",
 }
 

@@ -275,7 +275,7 @@ def test_the_vjp_goes_when_the_schema_changes() -> None:
         ({"gil": "keep"}, "gil must be 'auto' or 'release' or 'hold', got 'keep'"),
         ({"cost": -1}, "cost must be an integer from 0 or an expression, got -1"),
         ({"cost": "n *"}, "test::nothing: cost: "),
-        ({"cost": "m"}, "test::nothing: cost: 'm' is no dimension of the schema; it has n"),
+        ({"cost": "m"}, "test::nothing: cost: 'm' is not a dimension of the schema; it has n"),
         ({"cost": 1, "gil": "hold"}, "cost= is for gil='auto', got gil='hold'"),
         ({"stream": 7}, "stream must be 'current' or 'default', got 7"),
         ({"align": 48}, "align must be a power of two up to 4096, got 48"),

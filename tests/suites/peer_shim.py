@@ -57,7 +57,7 @@ _touched = [0]
 
 
 def ours(value: Any) -> Any:
-    """Return a Tensor over the memory of `value`, or `value` if it is no producer of DLPack."""
+    """Return a Tensor over the memory of `value`, or `value` if it is not a producer of DLPack."""
     import dlbridge
 
     if isinstance(value, (list, tuple)):

@@ -366,7 +366,7 @@ class _Parser:
         if not self._accept("{"):
             kind = self._name(f"a kind: {', '.join(_KINDS)}, list(…) or a set in braces").text
             if kind not in _KINDS:
-                self._refuse(f"{kind!r} is no kind of attribute: {', '.join(_KINDS)}", word)
+                self._refuse(f"{kind!r} is not a kind of attribute: {', '.join(_KINDS)}", word)
             return kind, ()
         kind = "string" if self.next.kind == "string" else "type"
         allowed = self._listed("}", lambda: self._value(kind))
@@ -444,7 +444,7 @@ class _Parser:
     def _dtype(self, word: _Word) -> DataType:
         found = as_dtype(word.text) if is_dtype_name(word.text) else None
         if found is None:
-            self._refuse(f"{word.text!r} is no dtype", word)
+            self._refuse(f"{word.text!r} is not a dtype", word)
         if found.is_ref:
             self._refuse(f"a reference is declared as 'ref {found.base_dtype.name}'", word)
         return found

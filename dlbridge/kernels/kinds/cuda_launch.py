@@ -202,7 +202,7 @@ class Values:
         return [name for name in raw.known_extents(schema) if name not in scalars] + scalars
 
 
-NO_DIMENSION = "is no dimension of the schema"
+NO_DIMENSION = "is not a dimension of the schema"
 
 
 # ---- parameters of kernels in C ------------------------------------------------------------------
@@ -290,7 +290,7 @@ def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot:
                 raise _refuse(schema, name, f"is {what}, which a GPU kernel cannot read")
             return name, "f" if scalar.kind == "float" else "i", index, size, is_signed, 0
     if name == "stream":
-        raise _refuse(schema, name, "is no parameter of a GPU kernel: it runs on the stream")
+        raise _refuse(schema, name, "is not a parameter of a GPU kernel: it runs on the stream")
     return name, "v", values.number(name, "C signature"), size, is_signed, 0
 
 
@@ -431,7 +431,7 @@ def _numba_scalar(
     schema: Schema, name: str, index: int, scalar: Parameter
 ) -> tuple[Any, list[Slot]]:
     if scalar.kind not in _SCALARS or scalar.optional:
-        raise _refuse_numba(schema, name, "is no number, which is all that a GPU kernel takes")
+        raise _refuse_numba(schema, name, "is not a number, which is all that a GPU kernel takes")
     kind = "f" if scalar.kind == "float" else "i"
     size = 1 if scalar.kind == "bool" else 8
     return getattr(_numba_types(), _SCALARS[scalar.kind]), [(name, kind, index, size, True, 0)]

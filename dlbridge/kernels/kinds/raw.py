@@ -154,7 +154,7 @@ def parse_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
 def _parse_parameter(schema: Schema, text: str) -> CParameter:
     found = _PARAMETER.fullmatch(text)
     if found is None or "(" in text:
-        raise _refuse(schema, text, "is no parameter with a name, such as 'const float *x'")
+        raise _refuse(schema, text, "is not a parameter with a name, such as 'const float *x'")
     kind = found["type"].strip() + ("*" if found[3] else "")
     return CParameter(kind, found["name"], _find_type(schema, kind))
 

@@ -99,7 +99,7 @@ def recognise(fn: Any, abi: str | None = None) -> Function:
     if reader is not None:
         return reader(fn, abi)
     if not callable(fn):
-        raise UnsupportedTypeError(f"wrap: {describe(fn)} is no function; {_TAKES}")
+        raise UnsupportedTypeError(f"wrap: {describe(fn)} is not a function; {_TAKES}")
     return _read_python(fn, abi)
 
 
@@ -162,7 +162,7 @@ def _refuse_value(fn: object) -> NoReturn:
             f"wrap: {fn!r} is a name; take the function from load_library(path)[name], "
             "or compile C text with compile_c"
         )
-    raise UnsupportedTypeError(f"wrap: {describe(fn)} is no function; {_TAKES}")
+    raise UnsupportedTypeError(f"wrap: {describe(fn)} is not a function; {_TAKES}")
 
 
 # ---- machine code --------------------------------------------------------------------------------

@@ -575,7 +575,7 @@ def _check_values(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
             yield Flaw(f"{part.name!r} has more than one pack: {', '.join(packs)}", index)
         for dim in part.dims:
             if dim.kind == "constant" and is_outside(dim.value):
-                yield Flaw(f"the dimension {dim} is no extent", index)
+                yield Flaw(f"the dimension {dim} is not an extent", index)
             if any(is_outside(value) for operation, value in dim.steps if operation == "c"):
                 yield Flaw(f"a number in {dim} exceeds 63 bits", index)
 
@@ -628,7 +628,7 @@ def _check_dtypes(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         if part.dtype.text and part.dtype.name in given:
             yield Flaw(f"{part.dtype.name!r} is an argument, and defined as a dtype again", index)
         if not part.dtype.text and part.dtype.name not in given:
-            yield Flaw(f"the dtype {part.dtype.name!r} of {part.name!r} is no argument", index)
+            yield Flaw(f"the dtype {part.dtype.name!r} of {part.name!r} is not an argument", index)
 
 
 def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
@@ -943,7 +943,8 @@ def encode_cost(schema: Schema, cost: int | str) -> tuple[tuple[str, int], ...]:
         if name not in schema.names:
             known = ", ".join(schema.names) or "none"
             raise ArgumentError(
-                f"{schema.qualified}: cost: {name!r} is no dimension of the schema; it has {known}"
+                f"{schema.qualified}: cost: {name!r} is not a dimension of the schema; it "
+                f"has {known}"
             )
         return schema.names.index(name)
 

@@ -172,7 +172,7 @@ def same_shape(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bo
 
 
 def is_outside(extent: Any) -> bool:
-    """Return whether a plain integer is no extent: negative or beyond 63 bits."""
+    """Return whether a plain integer is not an extent: negative or beyond 63 bits."""
     return isinstance(extent, int) and not 0 <= extent <= MAX_EXTENT
 
 
