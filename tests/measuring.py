@@ -8,8 +8,12 @@ changes all the time (`blocks`) is counted in a process without one, as `run_pyt
 
 from __future__ import annotations
 
+import faulthandler
 import gc
+import importlib.util
+import os
 import resource
+import signal
 import sys
 import time
 import tracemalloc
@@ -174,3 +178,23 @@ def instructions(run: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def lazily(name: str) -> Any:
+    """Return a module that is executed at the first use of one of its attributes."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def say_where_on_request() -> None:
+    """In a rank: let `mpi_jobs.start` ask for the tracebacks of all threads when time is over."""
+    if folder := os.environ.get("DLBRIDGE_TEST_TRACEBACKS"):
+        file = (Path(folder) / str(os.getpid())).open("w")
+        faulthandler.register(signal.SIGUSR1, file)

@@ -5,7 +5,6 @@ Each rank writes to `<folder>/<rank>` one line for each program: its name, and "
 
 from __future__ import annotations
 
-import faulthandler
 import importlib.util
 import json
 import os
@@ -109,13 +108,6 @@ def start(
             started.kill()
             raise
     return subprocess.CompletedProcess(words, started.returncode, out, error)
-
-
-def say_where_on_request() -> None:
-    """In a rank: let `start` ask for the tracebacks of all threads when time is over."""
-    if folder := os.environ.get("DLBRIDGE_TEST_TRACEBACKS"):
-        file = (Path(folder) / str(os.getpid())).open("w")
-        faulthandler.register(signal.SIGUSR1, file)
 
 
 def _where_they_are(paths: list[Path]) -> str:

@@ -51,14 +51,15 @@ ALLOWED = {
 def readings(text: str) -> Iterator[str]:
     """Yield each place of a module that reads a clock or a counter."""
     modules: dict[str, str] = {}
-    for node in ast.walk(ast.parse(text)):
+    nodes = list(ast.walk(ast.parse(text)))
+    for node in nodes:
         if isinstance(node, ast.Import):
             modules |= {each.asname or each.name: each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module in COUNTERS:
             for each in node.names:
                 if _counts(node.module, each.name):
                     yield f"line {node.lineno}: from {node.module} import {each.name}"
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = modules.get(node.value.id, "")
             if _counts(module, node.attr):

@@ -251,6 +251,11 @@ def test_a_factory_may_fork_and_print(
         (dlb.check_consumer, "numpy", "numpy: MODULE:EXPRESSION is needed"),
     ],
 )
+@pytest.mark.fast(
+    lambda check, peer: (
+        check is dlb.check_consumer or peer in ("mistakes:makes_nothing", "numpy:pi")
+    )
+)
 def test_a_peer_that_cannot_be_checked_is_one_error(check: Any, peer: str, text: str) -> None:
     """And not a report in which all rules are broken, after an hour."""
     with pytest.raises(dlb.ArgumentError, match=text):
@@ -289,6 +294,7 @@ def test_progress_begins_before_the_first_rule_and_the_verdict_comes_last(
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize("processors", [1, 2, None])
+@pytest.mark.fast(lambda processors: processors == 2)
 def test_a_rule_with_a_process_of_its_own_runs_beside_the_others(
     processors: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

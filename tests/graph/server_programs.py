@@ -21,9 +21,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
-from measuring import PATIENCE, lasts, now, pause, trace_clock, until
-from mpi_jobs import say_where_on_request
+from measuring import (
+    PATIENCE,
+    lasts,
+    lazily,
+    now,
+    pause,
+    say_where_on_request,
+    trace_clock,
+    until,
+)
 
 import dlbridge.graph as tf
 from dlbridge import mpi
@@ -34,6 +41,8 @@ from dlbridge.graph.distributed import timeline
 from dlbridge.graph.distributed.server import _read_error
 from dlbridge.graph.session import feeds, fetches
 from dlbridge.mpi.engine import engine
+
+pytest = lazily("pytest")  # few of the programs that run alone need it
 
 SERVER: Any = None
 SPMD = True
@@ -268,6 +277,11 @@ def frameworks() -> None:
                 np.testing.assert_allclose(
                     s.run(w, {x: values}), np.exp(values) ** 2 + np.exp(values), rtol=1e-6
                 )
+
+
+def frameworks_of_mpi() -> None:
+    """The same frameworks in calls of `dlbridge.mpi`: they are imported once for both."""
+    import_module("mpi.mpi_programs").frameworks()
 
 
 # ---- errors ------------------------------------------------------------------------------------

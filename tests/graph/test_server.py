@@ -140,8 +140,10 @@ def test_all_ranks_end_well(kind: str, count: int, together: Callable[[str, int]
 def test_values_cross_frameworks_and_tasks(kind: str, tmp_path: Path, framework: Any) -> None:
     framework("torch")
     framework("jax")
-    said = said_by(tmp_path, 2, start(2, PROGRAMS, tmp_path, kind, "frameworks"))
-    assert said.get("frameworks") == ["ok"] * (2 if kind == "spmd" else 1), said
+    programs = ("frameworks", "frameworks_of_mpi") if kind == "spmd" else ("frameworks",)
+    said = said_by(tmp_path, 2, start(2, PROGRAMS, tmp_path, kind, *programs))
+    for name in programs:
+        assert said.get(name) == ["ok"] * (2 if kind == "spmd" else 1), said
 
 
 ENDS = {

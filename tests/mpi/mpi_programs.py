@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from measuring import pause, switches, until
-from mpi_jobs import say_where_on_request
+from measuring import lazily, pause, say_where_on_request, switches, until
 
 import dlbridge
 import dlbridge.graph as tf
@@ -48,6 +46,8 @@ from dlbridge.mpi.collectives import Call
 from dlbridge.mpi.engine import Engine, Operation, engine
 from dlbridge.mpi.quick import GOING_ON, QUICK
 from dlbridge.mpi.values import Kind
+
+pytest = lazily("pytest")  # few of the programs that run alone need it
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 SMALL = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "float8_e4m3fnuz")

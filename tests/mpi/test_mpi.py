@@ -153,7 +153,7 @@ def test_a_late_job_counts_as_far_as_it_came(
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.fast(lambda name: name in ("frameworks", "first_use_in_threads"))
+@pytest.mark.fast(lambda name: name == "first_use_in_threads")  # "frameworks": test_server.py
 def test_program_of_its_own(name: str, tmp_path: Path, framework: Any) -> None:
     """Frameworks mixed in one call; more than 2 GiB; traced and differentiated calls."""
     for each in NEEDED.get(name, ()):

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import pause
-from mpi_jobs import say_where_on_request
+from measuring import pause, say_where_on_request
 
 import dlbridge.graph as tf
 from dlbridge import mpi
