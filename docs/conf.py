@@ -32,6 +32,7 @@ exclude_patterns = ["README.md"]
 templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["tables.js"]  # headings of columns, where a phone shows no head of a table
 
 # ---- pages: Markdown that also reads well where the repository is shown ----
 
