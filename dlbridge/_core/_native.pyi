@@ -581,6 +581,21 @@ def torch_queries(
 def torch_queries_close(calls: bool, /) -> None:
     """Where `calls` is true, kernels are not called by queries of torch."""
 
+def torch_query_fits(tensor: Any, /) -> bool:
+    """Whether the dtype and the storage of a torch.Tensor are as a kernel needs them."""
+
+def torch_hold(storage: Any, kind: type, /) -> Any:
+    """What the views of a torch storage hold, of this class; None: it was never lent."""
+
+def torch_query_wrote(tensor: Any, /) -> None:
+    """Count one more version of a torch.Tensor."""
+
+def torch_functions_open(libtorch_cpu: str, libc10: str, sample: Any, /) -> bool:
+    """Find the C++ functions that queries of torch call; False: not all are there."""
+
+def torch_functions_close() -> None:
+    """Call no C++ functions in queries of torch."""
+
 def torch_lending_open(own: Any, foreign: Any, part: Any, /) -> bool: ...
 def torch_lending_close() -> None: ...
 def torch_lend(tensor: Any, /) -> TensorBase | None: ...

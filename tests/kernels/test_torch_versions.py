@@ -24,6 +24,7 @@ ASKED = pytest.mark.skipif(
 PROVED = pytest.mark.skipif(not is_proved, reason="the direct path was not proved for this torch")
 
 # Forces another version before dlbridge sees torch, and has every probe of memory fail loudly.
+# What follows runs with the C++ functions that queries call, and as if they were not there.
 OTHER_VERSION = """
     import torch
     torch.__version__ = "99.1.0+cpu"
@@ -41,6 +42,14 @@ OTHER_VERSION = """
 
 def run_to_the_end(run_python: Callable[..., Any], code: str) -> None:
     assert run_python(code + 'print("done")\n').check().strip() == "done"
+
+
+WITHOUT_FUNCTIONS = """
+    native.torch_functions_open = lambda *_: False
+"""
+BOTH = pytest.mark.parametrize(
+    "queries", ["", WITHOUT_FUNCTIONS], ids=["C++ functions", "Python's functions"]
+)
 
 
 @PROVED
@@ -140,9 +149,11 @@ def test_on_another_version_exchange_takes_the_general_path(
     assert said.startswith(f"general: 99.1.0 is not one of {proved}; `python -m dlbridge prove")
 
 
+@BOTH
 @pytest.mark.preloaded("torch")
 def test_on_another_version_plain_tensors_are_exchanged_in_c(
     run_python: Callable[..., Any],
+    queries: str,
 ) -> None:
     """Python only notes who holds the storage; what is not plain is judged in Python."""
     code = """
@@ -218,11 +229,14 @@ def test_on_another_version_plain_tensors_are_exchanged_in_c(
     torch.zeros(4096).fill_(7)
     assert view.tolist() == list(range(4096)) == dlbridge.to_numpy(z).tolist()
     """
-    run_to_the_end(run_python, OTHER_VERSION + code)
+    run_to_the_end(run_python, OTHER_VERSION + queries + code)
 
 
+@BOTH
 @pytest.mark.preloaded("torch")
-def test_on_another_version_kernels_take_the_general_path(run_python: Callable[..., Any]) -> None:
+def test_on_another_version_kernels_take_the_general_path(
+    run_python: Callable[..., Any], queries: str
+) -> None:
     code = """
     from dlbridge.errors import ExchangeError
 
@@ -265,7 +279,7 @@ def test_on_another_version_kernels_take_the_general_path(run_python: Callable[.
         raise AssertionError("not refused")
     assert internals.shim_lacks() is not None
     """
-    run_to_the_end(run_python, OTHER_VERSION + code)
+    run_to_the_end(run_python, OTHER_VERSION + queries + code)
 
 
 # Kernels in C, and a function that tells which functions of Python a call enters.
@@ -301,9 +315,11 @@ KERNELS_IN_C = """
 
 
 @ASKED
+@BOTH
 @pytest.mark.preloaded("torch")
 def test_on_another_version_kernels_of_plain_tensors_are_called_in_c(
     run_python: Callable[..., Any],
+    queries: str,
 ) -> None:
     """Of Python's functions only those are entered that count versions, and who has a storage."""
     code = """
@@ -342,14 +358,16 @@ def test_on_another_version_kernels_of_plain_tensors_are_called_in_c(
         call()
         assert y._version > before and y.tolist() == [0, 2, 4]
     """
-    run_to_the_end(run_python, OTHER_VERSION + KERNELS_IN_C + code)
+    run_to_the_end(run_python, OTHER_VERSION + queries + KERNELS_IN_C + code)
 
 
 @ASKED
+@BOTH
 @pytest.mark.preloaded("torch")
 @pytest.mark.timeout(180)
 def test_on_another_version_what_is_not_plain_is_left_to_torch(
     run_python: Callable[..., Any],
+    queries: str,
 ) -> None:
     """Gradients, tangents, modes, transforms, lazy values and what has no memory."""
     code = """
@@ -450,12 +468,14 @@ def test_on_another_version_what_is_not_plain_is_left_to_torch(
     takes_bytes = dlbridge.compile_c(DOUBLE, "twice", "versions::bytes(x: u8[n]) -> f32[n]")
     assert reason_of(lambda: takes_bytes(narrow)) is not None
     """
-    run_to_the_end(run_python, OTHER_VERSION + KERNELS_IN_C + code)
+    run_to_the_end(run_python, OTHER_VERSION + queries + KERNELS_IN_C + code)
 
 
+@BOTH
 @pytest.mark.preloaded("torch")
 def test_on_another_version_a_kernel_sees_no_memory_that_was_replaced(
     run_python: Callable[..., Any],
+    queries: str,
 ) -> None:
     """A collection of garbage amid a call may give a tensor another storage: it is asked again."""
     code = """
@@ -467,10 +487,17 @@ def test_on_another_version_a_kernel_sees_no_memory_that_was_replaced(
         if phase == "start" and armed:
             x.data = armed.pop()
 
+    class Tracked:
+        pass
+
     gc.callbacks.append(replace)
     usual = gc.get_threshold()
     for other in (torch.full((3,), 5.0), torch.full((2,), 7.0)):
         expected = (2 * other).tolist()
+        gc.collect()
+        kept = []
+        while gc.get_count()[0] < 1:  # the next object that is tracked brings a collection
+            kept.append(Tracked())
         armed.append(other)
         gc.set_threshold(1)
         try:
@@ -480,6 +507,38 @@ def test_on_another_version_a_kernel_sees_no_memory_that_was_replaced(
         assert not armed, "nothing was collected"
         assert made.tolist() == expected == (2 * x).tolist(), made
     gc.callbacks.clear()
+    """
+    run_to_the_end(run_python, OTHER_VERSION + queries + KERNELS_IN_C + code)
+
+
+@ASKED
+@pytest.mark.preloaded("torch")
+@pytest.mark.filterwarnings("ignore")
+def test_on_another_version_tensors_without_values_get_no_kernel(
+    run_python: Callable[..., Any],
+) -> None:
+    """What C++ functions say of a tensor is what its keys say, of every kind of torch.Tensor."""
+    code = """
+    import warnings
+
+    warnings.simplefilter("ignore")
+    allows = native.torch_direct_allows
+    x = torch.ones(4)
+    plain = torch._C._dispatch_keys(x).raw_repr()
+    square = x.reshape(2, 2)
+    kinds = [x, x[1:], x[:0], square.T, x.bool(), torch.ones(2).share_memory_()]
+    kinds += [torch._lazy_clone(x), *internals._without_values(torch, x)]
+    kinds += [square.to_sparse_csr(), torch.nested.nested_tensor([x, x])]
+    kinds += [torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), torch.empty(2, device="meta")]
+    complex_ = torch.ones(3, dtype=torch.complex64)
+    kinds += [complex_, complex_.conj(), complex_.conj().imag, torch._efficientzerotensor(2)]
+    with torch.inference_mode():
+        kinds.append(torch.ones(2))
+    told = [allows(each) for each in kinds]
+    assert told == [torch._C._dispatch_keys(each).raw_repr() == plain for each in kinds], told
+    assert True in told and False in told
+    native.torch_functions_close()
+    assert told == [allows(each) for each in kinds]
     """
     run_to_the_end(run_python, OTHER_VERSION + KERNELS_IN_C + code)
 

@@ -139,7 +139,8 @@ static int parse_answer(PyObject *answer, entry_t *made) {
         return made->table ? 0 : -1;
     }
     if (made->kind == TORCH_PUBLIC)
-        return expect_payload(made->payload, 2, "torch_public needs (export, hold)");
+        return expect_payload(made->payload, 3,
+                              "torch_public needs (export, hold, memory)");
     if (made->kind == CAPSULE)
         return expect_payload(
             made->payload, 6,
@@ -287,8 +288,8 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
  *
  * What the Python path asks in `_take_memory` of frameworks/torch/__init__.py is asked
  * here, of plain tensors in the CPU's memory: see torch/queries.c. The payload is
- * (export, hold): the exchange table's capsule, or before 2.10
- * torch.utils.dlpack.to_dlpack; `hold` of frameworks/torch/sharing.py. */
+ * (export, hold, Memory): the exchange table's capsule, or before 2.10
+ * torch.utils.dlpack.to_dlpack; the others are of frameworks/torch/sharing.py. */
 
 enum { DETACH, STORAGE, RESIZABLE, TO_NUMPY, NAMES };
 static PyObject *torch_names[NAMES];
@@ -405,10 +406,12 @@ static int take_public_alias(PyObject *x, PyObject *payload, dlb_view *view) {
 
 /* What keeps the memory of a storage, which has elements, whatever becomes of its
  * tensors: `hold` of it, or the storage itself where torch moves it no more. */
-static PyObject *keeper_of(PyObject *x, PyObject *storage, PyObject *hold) {
+static PyObject *keeper_of(PyObject *x, PyObject *storage, PyObject *payload) {
     if (fix_size(x, storage) < 0)
         return NULL;
-    PyObject *memory = PyObject_CallOneArg(hold, storage);
+    PyObject *memory = dlb_torch_hold_storage(storage, PyTuple_GET_ITEM(payload, 2));
+    if (memory == NULL && !PyErr_Occurred())
+        memory = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 1), storage);
     if (memory != Py_None)
         return memory;
     Py_DECREF(memory);
@@ -416,7 +419,7 @@ static PyObject *keeper_of(PyObject *x, PyObject *storage, PyObject *hold) {
 }
 
 /* The memory, and no tensor, is what the view keeps. */
-static int take_public_storage(PyObject *x, PyObject *storage, PyObject *hold,
+static int take_public_storage(PyObject *x, PyObject *storage, PyObject *payload,
                                dlb_view *view) {
     int status = dlb_torch_query_memory(x, &view->dl);
     if (status == 0 && !dlb_torch_copy_dims(view))
@@ -424,7 +427,8 @@ static int take_public_storage(PyObject *x, PyObject *storage, PyObject *hold,
     if (status != 0)
         return status;
     bool has_elements = dlb_torch_extent(&view->dl) != 0;
-    PyObject *keeper = has_elements ? keeper_of(x, storage, hold) : Py_NewRef(storage);
+    PyObject *keeper =
+        has_elements ? keeper_of(x, storage, payload) : Py_NewRef(storage);
     int is_there = keeper ? dlb_torch_is_where(x, storage, &view->dl) : -1;
     view->flags = 0;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
@@ -445,9 +449,7 @@ static int take_torch_public(PyObject *x, PyObject *payload, dlb_view *view) {
     if (plain != 1)
         return plain < 0 ? -1 : DLB_DECLINED;
     PyObject *storage = PyObject_CallMethodNoArgs(x, torch_names[STORAGE]);
-    int status =
-        storage ? take_public_storage(x, storage, PyTuple_GET_ITEM(payload, 1), view)
-                : -1;
+    int status = storage ? take_public_storage(x, storage, payload, view) : -1;
     Py_XDECREF(storage);
     return status;
 }

@@ -55,10 +55,8 @@ static const struct {
     {"_ZdlPv", &dlb_internals.delete_value},
 };
 
-const char *dlb_internals_find(const char *path, const char *hidden) {
+const char *dlb_internals_load(const char *path, const char *hidden) {
     void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-    if (places.tensor == 0)
-        return "places";
     if (library == NULL)
         return path;
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
@@ -69,6 +67,10 @@ const char *dlb_internals_find(const char *path, const char *hidden) {
         memcpy(symbols[i].target, &found, sizeof found);
     }
     return NULL;
+}
+
+const char *dlb_internals_find(const char *path, const char *hidden) {
+    return places.tensor == 0 ? "places" : dlb_internals_load(path, hidden);
 }
 
 static uint64_t word_at(const void *address, Py_ssize_t at) {
@@ -140,9 +142,7 @@ static const thread_keys *keys_of_thread(void) {
     return own;
 }
 
-dlb_torch_thread dlb_torch_thread_state(void) {
-    if (!direct.open)
-        return DLB_TORCH_OTHER;
+static dlb_torch_thread thread_state(void) {
     const thread_keys *keys = keys_of_thread();
     dlb_torch_thread state = DLB_TORCH_DEFAULT;
     if (keys == NULL)
@@ -157,11 +157,26 @@ dlb_torch_thread dlb_torch_thread_state(void) {
     return dlb_internals.function_mode() || has_callbacks() ? DLB_TORCH_OTHER : state;
 }
 
+dlb_torch_thread dlb_torch_thread_state(void) {
+    return direct.open ? thread_state() : DLB_TORCH_OTHER;
+}
+
+bool dlb_torch_find_thread(const char *c10_path) {
+    direct.c10 = dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD);
+    direct.callbacks_at = -1;
+    return direct.c10 != NULL && keys_of_thread() != NULL;
+}
+
+bool dlb_torch_has_no_modes(void) {
+    return thread_state() == DLB_TORCH_DEFAULT;
+}
+
 /* torch._C._get_tracing_state, once it was handed in */
 static PyObject *tracing_state;
 
 int dlb_torch_is_traced(void) {
-    const thread_keys *keys = direct.open ? keys_of_thread() : NULL;
+    bool may_look = direct.open || dlb_torch_has_functions();
+    const thread_keys *keys = may_look ? keys_of_thread() : NULL;
     /* A trace includes a key of its own, as modes and transforms do. */
     if (tracing_state == NULL ||
         (keys != NULL && (keys->included & ~direct.inference_thread.included) == 0))
@@ -546,8 +561,7 @@ static PyObject *open_direct(PyObject *Py_UNUSED(module), PyObject *args) {
                           &PyType_Type, &tensor_type, &PyType_Type, &parameter_type,
                           &PyTuple_Type, &samples))
         return NULL;
-    direct.c10 = dlopen(c10_path, RTLD_LAZY | RTLD_NOLOAD);
-    if (dlb_torch_word == 0 || direct.c10 == NULL || keys_of_thread() == NULL ||
+    if (dlb_torch_word == 0 || !dlb_torch_find_thread(c10_path) ||
         dlb_internals_find(cpu_path, NULL) != NULL)
         Py_RETURN_FALSE;
     learn_callbacks();

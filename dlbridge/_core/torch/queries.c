@@ -1,6 +1,7 @@
 /* Queries of torch's public functions and attributes, and of its exchange table, about
  * tensors and the calling thread, for versions whose internals are not proved. Where a
- * version lacks one, a query fails with an exception, never with a wrong address.
+ * version lacks one, a query fails with an exception, never with a wrong address. Where
+ * all C++ functions of functions.c are there, they serve, in a third of the time.
  *
  * The dispatcher chooses by the keys of the tensors and of the thread. internals.c
  * reads the same words from memory; here they are queried.
@@ -93,6 +94,8 @@ static int has_no_function_modes(void) {
 
 int dlb_torch_query_thread(void) {
     int is_plain = torch.may_call;
+    if (is_plain == 1 && dlb_torch_has_functions())
+        return dlb_torch_has_no_modes() ? has_no_forward_level() : 0;
     if (is_plain == 1)
         is_plain = has_word(PyObject_CallNoArgs(torch.included), torch.thread_included);
     if (is_plain == 1)
@@ -127,6 +130,12 @@ static int has_own_dtype(PyObject *x) {
 
 int dlb_torch_query_untracked(PyObject *x) {
     int is_untracked = torch.is_known;
+    if (is_untracked == 1 && dlb_torch_has_functions()) {
+        const void *impl = dlb_torch_query_impl(x);
+        int is_traced = impl ? dlb_torch_is_traced() : -1;
+        return is_traced < 0 ? -1
+                             : is_traced == 0 && !dlb_internals.requires_grad(impl);
+    }
     if (is_untracked == 1)
         is_untracked =
             dlb_torch_is_result(PyObject_GetAttr(x, names[REQUIRES_GRAD]), Py_False);
@@ -140,12 +149,22 @@ int dlb_torch_query_plain(PyObject *x) {
     uint64_t word;
     if (!torch.is_known)
         return 0;
+    if (dlb_torch_has_functions()) {
+        const void *impl = dlb_torch_query_impl(x);
+        if (impl == NULL)
+            return -1;
+        return dlb_torch_holds_values(impl) && dlb_torch_has_known_dtype(impl);
+    }
     if (read_word(PyObject_CallOneArg(torch.keys, x), &word) < 0)
         return -1;
     return word == torch.plain || word == torch.inference ? has_own_dtype(x) : 0;
 }
 
 int dlb_torch_query_ordinary(PyObject *x) {
+    if (dlb_torch_has_functions()) {
+        const void *impl = dlb_torch_query_impl(x);
+        return impl ? dlb_torch_is_usual(impl) : -1;
+    }
     int is_plain = has_word(PyObject_CallOneArg(torch.keys, x), torch.plain);
     if (is_plain != 1)
         return is_plain;
@@ -170,10 +189,18 @@ int dlb_torch_query_memory(PyObject *x, DLTensor *dl) {
 
 int dlb_torch_query_byte(PyObject *x, const DLTensor *dl) {
     bool may_be_narrow = dl->dtype.bits == 8 && dl->dtype.code <= kDLUInt;
+    if (may_be_narrow && dlb_torch_has_functions()) {
+        const void *impl = dlb_torch_query_impl(x);
+        return impl ? dlb_torch_has_known_dtype(impl) : -1;
+    }
     return may_be_narrow ? has_own_dtype(x) : 1;
 }
 
 int dlb_torch_query_reach(PyObject *x, PyObject *storage, const DLTensor *dl) {
+    if (dlb_torch_has_functions()) {
+        const void *impl = dlb_torch_query_impl(x);
+        return impl ? dlb_torch_is_reached(impl, dl) : -1;
+    }
     int64_t extent = dlb_torch_extent(dl);
     int64_t offset = query_number(x, names[OFFSET]);
     int64_t held = offset < 0 ? -1 : query_number(storage, names[NBYTES]);
@@ -208,8 +235,9 @@ int dlb_torch_is_where(PyObject *x, PyObject *storage, const DLTensor *before) {
 int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
                            int32_t count, PyObject **storages) {
     int status = 1;
+    bool has_functions = dlb_torch_has_functions(); /* which need no objects */
     for (int32_t i = 0; i < count; i++) {
-        bool is_there = status == 1 && tensors[i].ndim >= 0;
+        bool is_there = status == 1 && tensors[i].ndim >= 0 && !has_functions;
         storages[i] =
             is_there ? PyObject_CallMethodNoArgs(objects[i], names[STORAGE]) : NULL;
         if (is_there && storages[i] == NULL)
@@ -242,9 +270,71 @@ PyObject *dlb_torch_query_empty(int32_t ndim, const int64_t *shape, DLDataType d
 }
 
 int dlb_torch_query_version(PyObject *x) {
+    if (dlb_torch_has_functions()) {
+        const void *impl = dlb_torch_query_impl(x);
+        if (impl != NULL)
+            dlb_internals.bump_version(&impl);
+        return impl ? 0 : -1;
+    }
     PyObject *result = PyObject_CallOneArg(torch.increment_version, x);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
+}
+
+/* ---- who holds a storage ---- */
+
+/* A new reference to what a weak one refers to; NULL: it is gone, or there is none. */
+static PyObject *referred(PyObject *reference) {
+    PyObject *object = NULL;
+    if (reference == NULL || !PyWeakref_CheckRef(reference))
+        return NULL;
+#if PY_VERSION_HEX >= 0x030d0000
+    PyWeakref_GetRef(reference, &object);
+#else
+    object = PyWeakref_GetObject(reference);
+    object = object == Py_None ? NULL : Py_NewRef(object);
+#endif
+    return object;
+}
+
+/* A Memory of the storage, which no view held when it was made, or that which one does
+ * by now. */
+static PyObject *make_memory(PyObject *storage, PyObject *attributes, PyObject *key,
+                             PyObject *kind) {
+    static _Atomic(PyObject *) kept;
+    PyObject *name = dlb_kept_name(&kept, "storage");
+    PyObject *made = name ? PyObject_CallNoArgs(kind) : NULL, *memory = NULL;
+    PyObject *reference = made && PyObject_SetAttr(made, name, storage) == 0
+                              ? PyWeakref_NewRef(made, NULL)
+                              : NULL;
+    if (reference != NULL) {
+        DLB_BEGIN_EXCLUSIVE(storage); /* nothing in it runs Python code */
+        memory = referred(PyDict_GetItemWithError(attributes, key));
+        if (memory == NULL && PyDict_SetItem(attributes, key, reference) == 0)
+            memory = Py_NewRef(made);
+        DLB_END_EXCLUSIVE();
+    }
+    Py_XDECREF(reference);
+    Py_XDECREF(made);
+    return memory;
+}
+
+PyObject *dlb_torch_hold_storage(PyObject *storage, PyObject *kind) {
+    static _Atomic(PyObject *) kept_dict, kept_key;
+    PyObject *name = dlb_kept_name(&kept_dict, "__dict__");
+    PyObject *key = dlb_kept_name(&kept_key, "_dlbridge_memory");
+    PyObject *attributes = name && key ? PyObject_GetAttr(storage, name) : NULL;
+    if (attributes == NULL)
+        return NULL;
+    PyObject *memory = NULL, *known = NULL;
+    DLB_BEGIN_EXCLUSIVE(storage);
+    known = PyDict_GetItemWithError(attributes, key);
+    memory = referred(known);
+    DLB_END_EXCLUSIVE();
+    if (memory == NULL && known != NULL)
+        memory = make_memory(storage, attributes, key, kind);
+    Py_DECREF(attributes);
+    return memory;
 }
 
 /* ---- opening it, for Python ---- */
@@ -333,11 +423,61 @@ static PyObject *close_queries(PyObject *Py_UNUSED(module), PyObject *calls) {
 }
 
 int dlb_torch_query_allows(PyObject *x) {
+    DLTensor dl;
     int is_allowed = dlb_torch_is_queried(x) ? dlb_torch_query_thread() : 0;
-    return is_allowed == 1 ? dlb_torch_query_ordinary(x) : is_allowed;
+    if (is_allowed == 1)
+        is_allowed = dlb_torch_query_ordinary(x);
+    if (is_allowed != 1)
+        return is_allowed;
+    int status = dlb_torch_query_memory(x, &dl);
+    return status < 0 ? -1 : status == 0 && (dl.data != NULL || !dlb_torch_extent(&dl));
+}
+
+/* torch_query_fits(tensor) -> whether a kernel may get its dtype, and its storage
+ * reaches as far as it does. */
+static PyObject *query_fits(PyObject *Py_UNUSED(module), PyObject *x) {
+    DLTensor dl;
+    PyObject *storage = NULL;
+    int fits = dlb_torch_is_queried(x) ? dlb_torch_query_memory(x, &dl) == 0 : 0;
+    if (fits == 1)
+        fits = dlb_torch_query_byte(x, &dl);
+    if (fits == 1) {
+        storage = PyObject_CallMethodNoArgs(x, names[STORAGE]);
+        fits = storage ? dlb_torch_query_reach(x, storage, &dl) : -1;
+    }
+    Py_XDECREF(storage);
+    return fits < 0 || PyErr_Occurred() ? NULL : PyBool_FromLong(fits);
+}
+
+/* torch_hold(storage, kind): see sharing.py; None where it never met the storage. */
+static PyObject *hold_storage(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *storage, *kind;
+    if (!PyArg_ParseTuple(args, "OO:torch_hold", &storage, &kind))
+        return NULL;
+    PyObject *memory = dlb_torch_hold_storage(storage, kind);
+    if (memory == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return memory;
+}
+
+/* torch_query_wrote(tensor): count one more version. */
+static PyObject *query_wrote(PyObject *Py_UNUSED(module), PyObject *x) {
+    if (dlb_torch_query_version(x) < 0)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 PyMethodDef dlb_torch_query_functions[] = {
+    {"torch_query_fits", query_fits, METH_O,
+     "torch_query_fits($module, tensor, /)\n--\n\nWhether its dtype and its storage "
+     "are "
+     "as a kernel needs them."},
+    {"torch_hold", hold_storage, METH_VARARGS,
+     "torch_hold($module, storage, kind, /)\n--\n\nWhat the views of a storage hold, "
+     "of "
+     "the class `kind`."},
+    {"torch_query_wrote", query_wrote, METH_O,
+     "torch_query_wrote($module, tensor, /)\n--\n\nCount one more version of it."},
     {"torch_queries", set_queries, METH_VARARGS,
      "torch_queries($module, types, table, functions, forward_levels, dtypes, made, "
      "samples, /)\n--\n\nSet the functions that queries call, and learn the keys of "

@@ -117,9 +117,12 @@ typedef struct {
 extern dlb_torch_internals dlb_internals;
 
 /* Find them in the loaded libtorch_cpu and what it needs. NULL, or the name of what is
- * missing: "places" where nothing is proved. `hidden`: a name not to find, for tests.
+ * missing: "places" where nothing is proved. `hidden`: a name not to find, for
+ * tests.
  */
 const char *dlb_internals_find(const char *path, const char *hidden);
+/* The same, also where nothing is proved: see functions.c. */
+const char *dlb_internals_load(const char *path, const char *hidden);
 
 /* Whether a derivative is wanted of what is done with the tensor now. */
 static inline bool dlb_torch_wants_gradient(const void *tensor) {
@@ -168,6 +171,9 @@ typedef enum {
 } dlb_torch_thread;
 
 dlb_torch_thread dlb_torch_thread_state(void);
+/* The same by functions alone, once libc10 was found: whether it is the default. */
+bool dlb_torch_find_thread(const char *c10_path);
+bool dlb_torch_has_no_modes(void);
 /* Whether torch.jit traces in this thread; -1 with an exception. */
 int dlb_torch_is_traced(void);
 /* torch.Tensor or torch.nn.Parameter, no other subclass. */
@@ -231,6 +237,25 @@ uintptr_t dlb_torch_stream(int32_t device);
 
 extern PyMethodDef dlb_torch_memory_functions[];
 
+/* ---- functions.c: C++ functions of torch, where no place is proved ---- */
+
+/* Whether all were found and agree with what torch says. */
+bool dlb_torch_has_functions(void);
+/* The TensorImpl of a torch.Tensor, which is what an at::Tensor points to. Runs Python
+ * code in a torch-function mode. NULL with an exception. */
+const void *dlb_torch_query_impl(PyObject *x);
+/* Whether its memory is its values. */
+bool dlb_torch_holds_values(const void *impl);
+/* Whether a kernel may be called with it, in a thread without modes. */
+bool dlb_torch_is_usual(const void *impl);
+/* Whether kernels may get its dtype: it has eight bits or more, and looks like no
+ * other. */
+bool dlb_torch_has_known_dtype(const void *impl);
+/* Whether the storage reaches as far as the tensor does. */
+bool dlb_torch_is_reached(const void *impl, const DLTensor *dl);
+
+extern PyMethodDef dlb_torch_function_functions[];
+
 /* ---- queries.c: queries of torch, where its internals are not proved ----
  *
  * Those that return int return 1, 0, or -1 with an exception, unless they say
@@ -268,6 +293,9 @@ int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
                            int32_t count, PyObject **storages);
 /* torch.empty; NULL, perhaps without an exception: torch has no such dtype. */
 PyObject *dlb_torch_query_empty(int32_t ndim, const int64_t *shape, DLDataType dtype);
+/* The Memory of sharing.py that all views of a storage hold, of the class `kind`; a new
+ * reference. NULL, perhaps without an exception: `hold` there never met the storage. */
+PyObject *dlb_torch_hold_storage(PyObject *storage, PyObject *kind);
 int dlb_torch_query_version(PyObject *x); /* count one more: 0, or -1 */
 /* Whether a kernel may be called with it, here and now. */
 int dlb_torch_query_allows(PyObject *x);

@@ -55,17 +55,17 @@ def hold(storage: Any) -> Memory | None:
     if storage.is_shared():
         return None
     attributes = storage.__dict__
-    with _LOCK:
-        known = attributes.get(_MEMORY)
-        memory: Memory | None = None if known is None else known()
-        if memory is None:
-            memory = Memory()  # without __init__, which would take as long as all the rest
-            memory.storage = storage
-            attributes[_MEMORY] = ref(memory)
-        if known is None:
-            for name in _MOVES:
-                attributes[name] = partial(_move, name, ref(storage))
+    if _MEMORY not in attributes:
+        with _LOCK:
+            if _MEMORY not in attributes:
+                for name in _MOVES:
+                    attributes[name] = partial(_move, name, ref(storage))
+                attributes[_MEMORY] = _NONE_YET  # last, since the core only looks for it
+    memory: Memory | None = native.torch_hold(storage, Memory)
     return memory
+
+
+_NONE_YET = ref(Memory())  # refers to nothing
 
 
 def _move(name: str, storage_of: Any, *args: Any, **kwargs: Any) -> Any:
