@@ -164,6 +164,36 @@ def test_a_result_of_a_jitted_kernel_may_be_deleted(
 
 @pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
+def test_a_view_survives_the_end_of_jaxs_backend(
+    framework: Any, run_python: Callable[..., Any]
+) -> None:
+    framework("jax")
+    pytest.importorskip("jax.extend.backend")
+    run_python(
+        JAX
+        + """
+    from jax.extend.backend import clear_backends
+
+    for name, lend in LENDS.items():
+        for is_dropped in (False, True):
+            x = fresh("float32")
+            expected = np.array(x)
+            lent = lend(x)
+            if is_dropped:
+                del x
+            clear_backends()
+            others = [jnp.full(1000, 9.0).block_until_ready() for _ in range(20)]
+            if name == "capsule":
+                lent = dlbridge.from_dlpack(lent)
+            if isinstance(lent, (np.ndarray, dlbridge.Tensor)):
+                assert np.array_equal(dlbridge.to_numpy(lent), expected), name
+            del lent
+    """
+    ).check()
+
+
+@pytest.mark.preloaded("jax")
+@pytest.mark.subprocess
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_jax_arrays_may_be_deleted_at_exit_under_views(
     dtype: str, framework: Any, run_python: Callable[..., Any]
@@ -297,16 +327,34 @@ def test_a_view_survives_a_torch_tensor_that_gets_another_storage(
 def test_a_view_survives_the_cast_of_a_module(
     path: str, framework: Any, run_python: Callable[..., Any]
 ) -> None:
+    """And whatever else gives a module other parameters."""
     framework("torch")
     code = """
-    tensor, memory = watched()
-    module = torch.nn.Module()
-    module.weight = torch.nn.Parameter(tensor, requires_grad=False)
-    del tensor
-    (lent,) = dlbridge.convert_tree(list(module.parameters()), "numpy")
-    module.double()
-    assert memory() is not None
-    assert np.all(lent == 7)
+    from torch.nn.utils import parametrizations, parametrize, vector_to_parameters
+
+    class Twice(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    CHANGES = [
+        lambda module: module.double(),
+        lambda module: module.to(torch.float16),
+        lambda module: module.to_empty(device="cpu"),
+        lambda module: module.load_state_dict({"weight": torch.zeros(10, 100)}, assign=True),
+        lambda module: vector_to_parameters(torch.zeros(1000), module.parameters()),
+        lambda module: parametrize.register_parametrization(module, "weight", Twice()),
+        lambda module: parametrizations.weight_norm(module),
+    ]
+    for number, change in enumerate(CHANGES):
+        tensor, memory = watched()
+        module = torch.nn.Linear(100, 10, bias=False)
+        module.weight = torch.nn.Parameter(tensor[:1000].view(10, 100), requires_grad=False)
+        del tensor
+        (lent,) = dlbridge.convert_tree(list(module.parameters()), "numpy")
+        change(module)
+        assert memory() is not None, number
+        others = [torch.full((10, 100), 9.0) for _ in range(20)]
+        assert np.all(lent == 7), number
     """
     run_torch(run_python, code, path)
 
@@ -720,6 +768,32 @@ LIMITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+def test_torch_does_not_hold_a_bytearray_that_it_was_made_of(framework: Any) -> None:
+    """A limit of torch.frombuffer: it keeps the object, and gives up the buffer."""
+    torch = framework("torch")
+    producer = bytearray(b"\7" * 64)
+    lent = dlbridge.to_numpy(torch.frombuffer(producer, dtype=torch.uint8))
+    assert lent.tobytes() == producer
+    producer.extend(bytes(100_000))
+    del lent
+    lent = dlbridge.to_torch(dlbridge.from_dlpack(producer))  # the way that holds it
+    with pytest.raises(BufferError):
+        producer.extend(bytes(100_000))
+    del lent
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="needs Linux's madvise")
+def test_pages_that_a_mapping_does_not_need_are_zeroed_under_a_view() -> None:
+    """A limit: the mapping stays, as it must, and its contents go."""
+    memory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(b"\7" * 4096)
+    lent = dlbridge.from_dlpack(memory)
+    memory.madvise(mmap.MADV_DONTNEED)
+    assert bytes(lent) == bytes(4096)
+    del lent
+    memory.close()
+
+
 @pytest.mark.parametrize("call", LIMITS)
 def test_some_calls_move_memory_unasked(call: str) -> None:
     """Limits of the producers: they do not look who has the memory, nor could a view stop them."""
@@ -858,6 +932,24 @@ def test_an_ort_value_is_never_resized(framework: Any) -> None:
         x.update_inplace(np.zeros(3000, "float32"))
     del x
     others = [np.full(1000, 9, "float32") for _ in range(20)]
+    assert np.all(lent == 7)
+    del others
+
+
+def test_a_result_of_onnxruntime_outlives_its_session(framework: Any) -> None:
+    ort, helper = framework("onnxruntime"), pytest.importorskip("onnx.helper")
+    kind = pytest.importorskip("onnx").TensorProto.FLOAT
+    ends = [helper.make_tensor_value_info(name, kind, [100_000]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    x = {"x": ort.OrtValue.ortvalue_from_numpy(np.full(100_000, 3.5, "float32"))}
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (y,) = session.run_with_ort_values(None, x)
+    lent = dlbridge.to_numpy(y)
+    del y
+    session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(0 * lent)})
+    del session
+    others = [np.full(100_000, 9, "float32") for _ in range(20)]
     assert np.all(lent == 7)
     del others
 
