@@ -82,6 +82,9 @@ typedef struct {
     int64_t scalar_count;
     char *error; /* room for the text of an error */
     size_t error_size;
+    const int32_t *counts; /* with lists of tensors: of how many each argument and
+                              result is, see dlb_get_tensors; else NULL */
+    int64_t count_count;
 } dlb_context;
 
 /* Keep the text for the caller and return -1, the status to return. */
@@ -130,6 +133,29 @@ static inline const double *dlb_get_floats(const void *context, int index,
     if (count != NULL)
         *count = list != NULL ? list->count : 0;
     return list != NULL ? list->floats : NULL;
+}
+
+/* The tensors of a list, one behind the other, and into `count`, which may be NULL, how
+ * many there are. `index` counts the tensor arguments and results of the schema, each
+ * list once: in "f(a: f32[n], xs: f32[n][]) -> f32[n]", 0 is a, 1 is xs, 2 the result.
+ * What is no list is one tensor. `tensors` are those that the kernel was called with.
+ */
+static inline DLTensor *dlb_get_tensors(const void *context, DLTensor *tensors,
+                                        int index, int64_t *count) {
+    const dlb_context *call = (const dlb_context *)context;
+    const int32_t *counts = NULL;
+    int64_t first = index, own = 1;
+    if (call->size >= offsetof(dlb_context, counts) + sizeof counts)
+        counts = call->counts;
+    if (counts != NULL) {
+        first = 0;
+        own = counts[index];
+        for (int i = 0; i < index; i++)
+            first += counts[i];
+    }
+    if (count != NULL)
+        *count = own;
+    return tensors + first;
 }
 
 static inline int dlb_is_missing(const DLTensor *tensor) {

@@ -318,6 +318,14 @@ class call {
         return dlb_is_missing(&tensor(place));
     }
 
+    /* The tensors of a list; arguments and results count in the order of the schema,
+     * each list once, and what is no list is one tensor. */
+    list<DLTensor> tensors(int place) const {
+        int64_t size = 0;
+        DLTensor *first = dlb_get_tensors(context_, tensors_, place, &size);
+        return {first, size};
+    }
+
     template <typename T, int N> dlb::view<T, N> view(int place) const {
         return dlb::view<T, N>(tensor(place));
     }

@@ -507,6 +507,8 @@ static inline void dlb_ort_add_step(dlb_ort_reader *in, char operation, int64_t 
 
 static void dlb_ort_read_sum(dlb_ort_reader *in);
 
+#define DLB_ORT_NO_LISTS "an operator of ONNX Runtime takes no lists of tensors here"
+
 static inline void dlb_ort_read_operand(dlb_ort_reader *in) {
     dlb_ort_operator *made = in->made;
     if (in->kind == '(') {
@@ -530,7 +532,8 @@ static inline void dlb_ort_read_operand(dlb_ort_reader *in) {
         dlb_ort_add_step(in, 'n', name);
         dlb_ort_advance(in);
     } else {
-        dlb_ort_refuse(in, "a dimension is expected");
+        dlb_ort_refuse(in,
+                       in->kind == '?' ? DLB_ORT_NO_LISTS : "a dimension is expected");
     }
 }
 
@@ -698,6 +701,8 @@ static inline dlb_ort_tensor *dlb_ort_read_tensor(dlb_ort_reader *in,
         tensor->dtype = dlb_ort_read_dtype(in);
         dlb_ort_expect(in, '[', "'[' is expected");
         dlb_ort_read_dims(in, tensor);
+        if (in->kind == '[')
+            dlb_ort_refuse(in, DLB_ORT_NO_LISTS);
     }
     const char *end = in->word.start; /* of what comes next, which is read already */
     while (end > start && strchr(" \t\r\n\f\v", end[-1]) != NULL)
@@ -803,12 +808,13 @@ static inline dlb_ort_list *dlb_ort_make_list(dlb_scalar_kind kind, dlb_scalar *
     return made;
 }
 
-/* At "[": 1 where `[]` or `[2]` is there, as after the word of a list, 2 otherwise. */
+/* At "[": 1 where `[]` or `[2]` is there, as after the word of a list, and no further
+ * "[" behind it, 2 otherwise. */
 static inline int dlb_ort_use_of_brackets(dlb_ort_reader ahead) {
     dlb_ort_advance(&ahead);
     if (ahead.kind == '0' && strspn(ahead.word.start, "0123456789") >= ahead.word.size)
         dlb_ort_advance(&ahead);
-    return ahead.kind == ']' ? 1 : 2;
+    return ahead.kind == ']' && dlb_ort_peek(&ahead) != '[' ? 1 : 2;
 }
 
 /* Find which words mean lists: those that no type of a tensor must have. */

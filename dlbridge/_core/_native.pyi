@@ -262,6 +262,7 @@ class KernelBase:
         on_default_stream: bool = False,
         holds_below: int = 0,
         cost: tuple[tuple[str, int], ...] | None = None,
+        counts: list[int] | None = None,
     ) -> Self:
         """`signature` is `Schema.encode()`, `arguments` is `Schema.encode_arguments()`, both None
         without a schema. A target is (device_type, convention, function, user): convention
@@ -272,7 +273,9 @@ class KernelBase:
         place where there is no signature; None is the last one. `on_default_stream`: of a device
         with streams, instead of the caller's. `holds_below`: calls on the CPU that cost less hold
         the GIL although `releases_gil`; `cost` is what they cost, steps over the names of the
-        signature as in `Schema.encode()`, None for the bytes of their tensors."""
+        signature as in `Schema.encode()`, None for the bytes of their tensors. `counts`: of how
+        many tensors each argument and result is, with lists. Without targets, which only a
+        kernel without a signature may lack, all calls are made by the hook `slow_call`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     @property
@@ -307,6 +310,7 @@ def set_kernel_hooks(
         BaseException,
     ] = ...,
     slow_call: Callable[[Any, str | None, tuple[Any, ...], dict[str, Any]], Any] = ...,
+    find: Callable[[str], None] = ...,
     type_error: type[Exception] = ...,
     value_error: type[Exception] = ...,
     kernel_error: type[Exception] = ...,

@@ -13,7 +13,7 @@ from dlbridge import registry
 from dlbridge.exchange import adapter
 from dlbridge.frameworks.__main__ import TYPES
 from dlbridge.kernels.exports import Export
-from dlbridge.kernels.schema import MISSING, Parameter, Schema
+from dlbridge.kernels.schema import MISSING, Parameter, Result, Schema
 
 # Those whose arrays never change return what a kernel writes, after its results.
 RETURNING = ("jax", "tensorflow")
@@ -77,13 +77,19 @@ def _parameters(schema: Schema, framework: str) -> str:
             is_named = True
         parts.append(_parameter(each, tensor))
     if schema.results and framework not in RETURNING and adapter.adapter(framework).writable:
-        out = _several([tensor] * len(schema.results))
+        out = _several([_type(each, tensor) for each in schema.results])
         parts += [*([] if is_named else ["*"]), f"out: {out} | None = None"]
     return ", ".join(parts)
 
 
+def _type(part: Parameter | Result, tensor: str) -> str:
+    return tensor if part.many is None else f"list[{tensor}]"
+
+
 def _parameter(part: Parameter, tensor: str) -> str:
     kind = tensor if part.is_tensor else _TYPES.get(part.kind, part.kind)
+    if part.many is not None:
+        kind = f"list[{tensor}] | tuple[{tensor}, ...]"
     kind += " | None" if part.optional else ""
     default: Any = part.default
     return f"{part.name}: {kind}" + ("" if default is MISSING else f" = {_literal(default)}")
@@ -106,8 +112,10 @@ def _literal(value: object) -> str:
 
 
 def _result(schema: Schema, framework: str) -> str:
-    count = len(schema.results) + (len(schema.mutated) if framework in RETURNING else 0)
-    return _several([TYPES[framework][1]] * count)
+    parts: list[Parameter | Result] = [*schema.results]
+    if framework in RETURNING:
+        parts += [schema.tensors[place] for place in schema.mutated]
+    return _several([_type(part, TYPES[framework][1]) for part in parts])
 
 
 def _several(types: list[str]) -> str:

@@ -317,7 +317,7 @@ def _load_silently(name: str) -> None:
 
 
 _TVM_ALIGNMENT = 64
-_FUNCTIONAL = ("jax", "tensorflow")  # a written argument is a new value there, or refused
+FUNCTIONAL = ("jax", "tensorflow")  # a written argument is a new value there, or refused
 
 
 def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> Any:
@@ -329,6 +329,8 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
     """
     if kernel.schema is None:
         return _call_positional(kernel, framework, args, kwargs)
+    if kernel.lists is not None:
+        return kernel.lists.call(framework, args, kwargs)
     shortcut = kernel.shortcut
     if shortcut is not None and framework in (None, shortcut.framework):
         result = shortcut.call(kernel, args, kwargs)
@@ -426,7 +428,7 @@ def _call_positional(kernel: Kernel, framework: str | None, args: Any, kwargs: A
     named = [(str(index), args[index]) for index in places]
     name = framework_of(kernel, framework, named)
     found = binding(name)
-    if name in _FUNCTIONAL:
+    if name in FUNCTIONAL:
         return found.positional(kernel)(*args)
     written = {places[index] for index in kernel.written(len(places))}
     function = kernel.functions.get("cpu")

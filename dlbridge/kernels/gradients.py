@@ -104,8 +104,7 @@ class Derivative:
 
     def _kinds(self) -> dict[str, str]:
         """Return the names that a rule may ask for, and of what kind each is."""
-        kinds = {part.name: part.kind for part in self.schema.scalars}
-        return kinds | dict.fromkeys(self._tensors, "tensor")
+        return {part.name: _kind(part) for part in (*self.schema.scalars, *self.schema.tensors)}
 
     def _call_derived(self, primals: Values, moving: Values, scalars: Values) -> Any:
         names = [part.name for part in self.schema.scalars]
@@ -126,6 +125,8 @@ class Derivative:
                 found[names[name]] = one
             return found
         several = list(value) if isinstance(value, tuple | list) else [value]
+        if len(names) == 1 and parts[wanted[0]].many is not None and not _holds_list(several):
+            several = [value]
         if len(several) != len(names):
             plural = "" if len(names) == 1 else "s"
             raise self._wrong(
@@ -134,6 +135,20 @@ class Derivative:
         for place, one in zip(wanted, several, strict=True):
             found[place] = one
         return found
+
+    def collect(self, value: Any) -> Values:
+        """Return what the rule gave, by argument or by result; None where it gave nothing."""
+        raise NotImplementedError
+
+    def wrong_list(self, name: str, count: int, value: Any) -> UnsupportedTypeError:
+        """Return the exception for what the rule gave for a list of `count` tensors."""
+        is_list = isinstance(value, tuple | list)
+        got = (
+            f"a list of {len(value)} for {name!r}"
+            if is_list
+            else f"for {name!r}: {describe(value)}"
+        )
+        return self._wrong(got, f"a list of {count} {self.what}s")
 
     def _wrong(self, got: str, expected: str) -> UnsupportedTypeError:
         return UnsupportedTypeError(
@@ -163,6 +178,17 @@ class Derivative:
             f"{self.schema.qualified}: {self.what} of {name!r}: expected {expected.plain}, got "
             f"{found.text()}"
         )
+
+
+def _kind(part: Parameter | Result) -> str:
+    """Return what kind of value a rule gets for an argument or a result."""
+    if isinstance(part, Parameter) and not part.is_tensor:
+        return part.kind
+    return "tensor" if part.many is None else "list of tensors"
+
+
+def _holds_list(values: Sequence[Any]) -> bool:
+    return len(values) == 1 and (values[0] is None or isinstance(values[0], tuple | list))
 
 
 def _has_gradient(tensor: Described) -> bool:
@@ -199,8 +225,10 @@ class Vjp(Derivative):
         )
 
     def _others(self) -> dict[str, str]:
-        names = [part.name for part in self.schema.results] + list(cotangent_names(self.schema))
-        return dict.fromkeys(names, "tensor")
+        results = self.schema.results
+        names = {part.name: _kind(part) for part in results}
+        moving = cotangent_names(self.schema)
+        return names | {name: _kind(results[place]) for name, place in moving.items()}
 
     def __call__(
         self,
@@ -263,9 +291,8 @@ class Jvp(Derivative):
         self.wanted = _floating(schema.results)
 
     def _others(self) -> dict[str, str]:
-        places = _floating(self.schema.tensors)
-        names = [f"tangent_{self.schema.tensors[place].name}" for place in places]
-        return dict.fromkeys(names, "tensor")
+        moving = [self.schema.tensors[place] for place in _floating(self.schema.tensors)]
+        return {f"tangent_{part.name}": _kind(part) for part in moving}
 
     def __call__(self, primals: Values, scalars: Values, tangents: Values) -> list[Any]:
         """Return one tangent for each result, None where there is none or it is zero.
@@ -286,12 +313,16 @@ class Jvp(Derivative):
             values = self._forward(primals, scalars)
             values |= {f"tangent_{name}": tangents[i] for name, i in self._tensors.items()}
             value = self.rule(values)
-        found = self._collect(value, self.schema.results, self.wanted)
+        found = self.collect(value)
         seen = [None if one is None else described(one) for one in primals]
         bound = self.schema.bind(seen, scalars)
         expected = [Described(*one) for one in self.schema.results_of(bound)]
         names = [part.name for part in self.schema.results]
         return [self._check(*one) for one in zip(names, found, expected, strict=True)]
+
+    def collect(self, value: Any) -> Values:
+        """Return what the rule gave by result; None where it gave nothing."""
+        return self._collect(value, self.schema.results, self.wanted)
 
 
 # ---- of a kernel -------------------------------------------------------------------------------
@@ -331,7 +362,7 @@ def may_transpose(kernel: Kernel) -> bool:
     That is its transpose, by which tangents go forwards. A Kernel has a vjp for that, or not; a
     Python function may call kernels that have none, which then say so.
     """
-    rule = kernel.vjp
+    rule = kernel.vjp if kernel.whole is None else kernel.whole.vjp
     if isinstance(rule, native.KernelBase):
         return cast("Kernel", rule).vjp is not None
     return rule is not None
@@ -381,7 +412,14 @@ def _check_rule(
             f"{kernel.name}: {kind.word}= needs a schema, which names the arguments"
         )
     _check_schema(kernel.schema, kind.word)
+    if kernel.lists is not None and isinstance(given, str):  # of each of its kernels
+        return
     _make(kernel, Automatic(given, wrap) if isinstance(given, str) else given, kind, known)
+
+
+def is_differentiable(schema: Schema) -> bool:
+    """Return whether a result, and an argument, of the schema can be floating."""
+    return bool(_floating(schema.tensors) and _floating(schema.results))
 
 
 def _check_schema(schema: Schema, word: str) -> None:
@@ -504,10 +542,10 @@ def _read_kernel(schema: Schema, kernel: Any, word: str, kinds: Mapping[str, str
             continue
         if kind is None:
             raise _unknown(schema, parameter.name, word, kinds)
-        if kind != parameter.kind:
+        if kind != _kind(parameter):
             raise UnsupportedTypeError(
                 f"{schema.qualified}: its {word} {own.qualified} takes {parameter.name!r} as "
-                f"{parameter.kind}, but here it is {kind}"
+                f"{_kind(parameter)}, but here it is {kind}"
             )
         names.append(parameter.name)
     return Rule(tuple(names), 0, kernel, _labels(schema, own, word))
@@ -556,10 +594,12 @@ class Automatic(NamedTuple):
             )
         function = _find_function(kernel, framework, word)
         _check_derivable(schema, function, framework, word)
+        lengths = "" if kernel.flat is None else "".join(f"_{each}" for each in kernel.flat.lengths)
+        name = f"{schema.qualified}{lengths}_{word}"
         if word == "vjp":
-            derivative = _without_clashes(schema).vjp(f"{schema.qualified}_vjp")
+            derivative = _without_clashes(schema).vjp(name)
         else:
-            derivative = _jvp_schema(schema)
+            derivative = _jvp_schema(schema).named(name)
         made = _make_derivative(function, schema, framework, word)
         made.__name__ = derivative.name
         second = self.wrap(made, derivative, abi=f"python:{framework}", vjp=self)
@@ -604,6 +644,7 @@ def _without_clashes(schema: Schema) -> Schema:
     So they are in a derived kernel that is differentiated in turn; functions get tensors by
     position, so the names do not matter to them.
     """
+    schema = _without_elements(schema)
     names = [part.name for part in schema.parameters]
     taken = {cotangent_name(schema, result) for result in schema.results}
     renamed = []
@@ -612,10 +653,25 @@ def _without_clashes(schema: Schema) -> Schema:
         while name in taken or (name != part.name and name in names):
             name += "_"
         renamed.append(part._replace(name=name))
-    return Schema(schema.namespace, schema.name, renamed, schema.results)
+    return schema.with_parts(renamed, schema.results)
+
+
+def _without_elements(schema: Schema) -> Schema:
+    """Return the schema with names for what are tensors of a list: "xs_0" for "xs[0]"."""
+    taken = {part.name for part in join_parts(schema.parameters, schema.results)}
+
+    def rename(part: Any) -> Any:
+        name = part.name.replace("[", "_").removesuffix("]")
+        while name != part.name and name in taken:
+            name += "_"
+        return part._replace(name=name)
+
+    parameters = [rename(part) for part in schema.parameters]
+    return schema.with_parts(parameters, [rename(part) for part in schema.results])
 
 
 def _jvp_schema(schema: Schema) -> Schema:
+    schema = _without_elements(schema)
     moving = _floating(schema.tensors)
     tensors = [part._replace(keyword_only=False) for part in schema.tensors]
     tangents = [
@@ -627,7 +683,7 @@ def _jvp_schema(schema: Schema) -> Schema:
         schema.results[place]._replace(name=f"tangent_{schema.results[place].name}")
         for place in _floating(schema.results)
     ]
-    return Schema(schema.namespace, f"{schema.name}_jvp", [*tensors, *tangents, *scalars], results)
+    return schema.with_parts([*tensors, *tangents, *scalars], results)
 
 
 def _restricted(function: Function, schema: Schema, primals: Sequence[Any]) -> Function:

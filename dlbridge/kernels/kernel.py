@@ -18,7 +18,8 @@ from dlbridge.errors import AllocationError, ArgumentError, KernelError, Unsuppo
 from dlbridge.kernels import binding, debugging
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, Launch, alignment, make_targets
-from dlbridge.kernels.schema import Schema, encode_cost
+from dlbridge.kernels.lists import Lists, read_key, write_key
+from dlbridge.kernels.schema import Flat, Schema, encode_cost
 from dlbridge.text import escape_controls
 
 _PUBLISHED: dict[str, Kernel] = {}
@@ -50,6 +51,8 @@ class Recipe:
     launch: Launch = NO_LAUNCH
     doc: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
+    flat: Flat | None = None  # of a kernel for lists of certain lengths: see `kernels.lists`
+    whole: Any = None  # the kernel with the lists
 
 
 class Shortcut(NamedTuple):
@@ -99,6 +102,8 @@ class Kernel(native.KernelBase):
         functions: platform -> the function that serves it, see `kernels.kinds.Function`.
         vjp, jvp, batch, layout, overlap, align, gil, cost, stream: as `wrap` was given them.
         launch: grid, block and shared of a GPU kernel, see `kernels.kinds.Launch`.
+        lists: of a kernel with lists of tensors: the kernels that serve its calls; else None.
+        flat, whole: of such a kernel: how its tensors are grouped, and the kernel with the lists.
         key: by which compiled programs of this process find it, see `recorded`.
     """
 
@@ -130,13 +135,17 @@ class Kernel(native.KernelBase):
         """Make the kernel that `recipe` describes; `wrap` is the way to one."""
         schema = recipe.schema
         functions = recipe.functions
+        targets = make_targets(recipe.name, functions, schema, recipe.launch)
+        is_encoded = schema is not None and not schema.has_lists  # else no call is made in C
+        flat = recipe.flat
         return super().__new__(
             cls,
             recipe.name,
-            None if schema is None else schema.encode(),
-            None if schema is None else schema.encode_arguments(),
-            make_targets(recipe.name, functions, schema, recipe.launch),
+            schema.encode() if schema is not None and is_encoded else None,
+            schema.encode_arguments() if schema is not None and is_encoded else None,
+            targets if is_encoded or schema is None else (),
             schema=schema,
+            counts=None if flat is None else flat.sizes,
             keeps=tuple(kept for each in functions.values() for kept in each.keeps),
             alignment=recipe.align or alignment(functions),
             contiguous=recipe.layout == "contiguous",
@@ -145,7 +154,7 @@ class Kernel(native.KernelBase):
             mutates=recipe.mutates,
             on_default_stream=recipe.stream == "default",
             holds_below=HELD_BELOW if recipe.gil == "auto" else 0,
-            cost=_encode_cost(recipe),
+            cost=_encode_cost(recipe) if is_encoded else None,
         )
 
     def __init__(self, recipe: Recipe) -> None:
@@ -162,6 +171,9 @@ class Kernel(native.KernelBase):
         self.cost = recipe.cost
         self.stream = recipe.stream
         self.launch = recipe.launch
+        self.flat = recipe.flat
+        self.whole: Kernel | None = recipe.whole
+        self.lists = Lists(self) if recipe.schema is not None and recipe.schema.has_lists else None
         self.__name__ = recipe.name.rpartition(":")[2]
         self.__qualname__ = self.__name__
         self.__doc__ = _document(recipe)
@@ -246,6 +258,9 @@ _MAKING = registry.lock()
 def _make_attribute(kernel: Kernel, name: str) -> Callable[..., Any]:
     if name == "traced":
         return binding.binding("torch").traceable(kernel)
+    if kernel.lists is not None:
+        binding.binding(name)  # or it says what it lacks
+        return kernel.lists.function(name)
     return binding.binding(name).function(kernel)
 
 
@@ -282,6 +297,9 @@ def publish(kernel: Kernel) -> None:
 def recorded(kernel: Kernel) -> str:
     """Return the key of a kernel for a program, and keep both for good."""
     if not kernel.is_recorded:
+        if kernel.whole is not None:
+            assert kernel.flat is not None
+            _give_key(kernel, write_key(recorded(kernel.whole), kernel.flat.lengths))
         with _NAMING:
             if not kernel.key:
                 _give_key(kernel, _new_key(kernel.name))
@@ -290,7 +308,8 @@ def recorded(kernel: Kernel) -> str:
 
 
 def _give_key(kernel: Kernel, key: str) -> None:
-    kernel.publish(key)
+    if kernel.lists is None:  # programs call the kernels of its lists, each by a key of its own
+        kernel.publish(key)
     kernel.key = key
     _BY_KEY[key] = kernel
 
@@ -316,7 +335,21 @@ def serving(key: str) -> Kernel:
 
 def known(key: str) -> Kernel | None:
     """Return the kernel that programs with this key call, or None."""
-    return _BY_KEY.get(key) or _PUBLISHED.get(_VERSION.sub("", key))
+    found = _BY_KEY.get(key) or _PUBLISHED.get(_VERSION.sub("", key))
+    if found is None and key.endswith("]"):
+        name, lengths = read_key(key)
+        whole = known(name)
+        if whole is not None and whole.lists is not None:
+            return whole.lists.kernel(lengths)
+    return found
+
+
+def _publish_flat(key: str) -> None:
+    """Make the kernel known to the core that a program of another process calls by this key."""
+    kernel = known(key)
+    if kernel is not None:
+        recorded(kernel)
+        kernel.publish(key)
 
 
 _VERSION = re.compile(r"__v\d+$", re.ASCII)
@@ -393,6 +426,7 @@ def check_name(name: object) -> str:
 
 native.set_kernel_hooks(
     explain=binding.explain,
+    find=_publish_flat,
     slow_call=binding.slow_call,
     type_error=UnsupportedTypeError,
     value_error=ArgumentError,

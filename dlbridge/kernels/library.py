@@ -164,7 +164,7 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
 
     Raises:
         ArgumentError: there is anything else, or a kernel that no model can have: it has no
-            schema, or an argument that is a dtype.
+            schema, a list of tensors, or an argument that is a dtype.
     """
     if isinstance(given, Library):
         given = given.kernels.values()
@@ -175,6 +175,11 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
         if kernel.schema is None:
             raise ArgumentError(
                 f"{call}: {kernel.name} has no schema, which operators of a model need"
+            )
+        if kernel.schema.has_lists:
+            raise ArgumentError(
+                f"{call}: {kernel.name}: it has a list of tensors, and operators of ONNX Runtime "
+                "here have none; pass a kernel whose arguments are one tensor each"
             )
         for part in kernel.schema.scalars:
             if part.kind == "dtype":

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 from dlbridge.calls import public
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.kernels import gradients
+from dlbridge.kernels import gradients, lists
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, device_type, read_launch, recognise
 from dlbridge.kernels.schema import LIST_KINDS, Schema
@@ -235,10 +235,17 @@ def wrap(
 
 def _finish(kernel: Kernel) -> Kernel:
     """Check what needs the kernel itself, and make its name known."""
-    gradients.check(kernel, wrap)
+    _check(kernel)
     if kernel.schema is not None:
         publish(kernel)
     return kernel
+
+
+def _check(kernel: Kernel) -> None:
+    """Refuse derivatives, and functions of lists, that cannot work."""
+    gradients.check(kernel, wrap)
+    if kernel.lists is not None:
+        kernel.lists.check(wrap)
 
 
 def draft(
@@ -264,7 +271,7 @@ def draft(
     changes = _check_options({**given, **options})
     recipe = _wrap(_functions(None, abi, platforms), schema, None, None, changes)
     kernel = Kernel(dataclasses.replace(recipe, doc=doc))
-    gradients.check(kernel, wrap)
+    _check(kernel)
     return kernel
 
 
@@ -291,15 +298,16 @@ def _wrap(
         raise ArgumentError(f"wrap: {own}: grid=, block= and shared= are of GPU kernels")
     if made is not None:
         _refuse_lists(functions, made)
+        lists.refuse_functions(functions, made)
     changes.setdefault("layout", _layout(functions, made))
     return Recipe(own, functions, made, positions, **changes)
 
 
 def _refuse_lists(functions: Mapping[str, Function], schema: Schema) -> None:
-    lists = [part.name for part in schema.scalars if part.kind in LIST_KINDS]
-    if lists and any(function.abi == "tvm_ffi" for function in functions.values()):
+    names = [part.name for part in schema.scalars if part.kind in LIST_KINDS]
+    if names and any(function.abi == "tvm_ffi" for function in functions.values()):
         raise ArgumentError(
-            f"wrap: {schema.qualified}: argument {lists[0]!r}: a function of tvm-ffi cannot be "
+            f"wrap: {schema.qualified}: argument {names[0]!r}: a function of tvm-ffi cannot be "
             "given a list of numbers; take them as a tensor, or as scalars"
         )
 

@@ -188,7 +188,8 @@ def check_kernel(
         kernel: with a schema, for the CPU.
         reference: the same in NumPy, for the same arguments. It gets floating arrays as float64,
             complex ones as complex128, and writes into its arguments where the kernel does.
-        sizes: extents of named dimensions, a tuple for a pack: {"n": 5, "...": (2, 3)}.
+        sizes: extents of named dimensions, a tuple for a pack: {"n": 5, "...": (2, 3)}; lengths of
+            lists of tensors, by their names or those of the lists, otherwise 2.
         scalars: values of scalars; those that are left out have their defaults.
         inputs: functions that make an argument, of a random generator and a shape:
             {"positions": lambda rng, shape: rng.integers(0, 9, shape)}. Otherwise floating values
@@ -223,7 +224,7 @@ def check_kernel(
         inputs or {},
         rtol,
         atol,
-    )
+    ).with_lists()
     samples.check_recipe(recipe)
     chosen = _choose(frameworks)
     left_out = _check_skip(skip)
@@ -274,7 +275,7 @@ def _check_skip(skip: Iterable[str]) -> frozenset[str]:
     left_out = frozenset([skip] if isinstance(skip, str) else skip)
     known = frameworks.names()
     for name in frameworks.names():
-        checks = [*CHECKS, *(MEMORY_CHECKS if name in WITH_MEMORY else ())]
+        checks = [*CHECKS, *LIST_CHECKS, *(MEMORY_CHECKS if name in WITH_MEMORY else ())]
         checks += OWN_CHECKS.get(name, ())
         known += [part for check in checks for part in (check, f"{name}.{check}")]
     for each in left_out:
@@ -303,6 +304,7 @@ def _check_in(subject: Subject, left_out: frozenset[str]) -> list[CheckRow]:
         return [CheckRow(name, "all", "skipped", refused)]
     subject = fitting
     checks = CHECKS | (MEMORY_CHECKS if name in WITH_MEMORY else {})
+    checks |= LIST_CHECKS if subject.recipe.flat is not None else {}
     working = _working(name)
     own = _own_module(name)
     checks |= {each: getattr(own, f"check_{each}") for each in OWN_CHECKS.get(name, ())}
@@ -399,6 +401,26 @@ def check_empty(subject: Subject) -> None:
         raise Inapplicable("no dimension can be 0")
 
 
+def check_lists(subject: Subject) -> None:
+    """Lists of no tensor, of one and of three, where the schema and `sizes` leave that open."""
+    done = 0
+    for length in (0, 1, 3):
+        try:
+            recipe = subject.recipe.with_lists(length)
+            sample = samples.make_sample(recipe, subject.sample.dtypes)
+        except samples.ImpossibleError:
+            continue
+        done += 1
+        if not sample.tensors:
+            continue  # whose framework nobody knows
+        got = subject._replace(recipe=recipe).outputs(
+            sample.function(subject.call), sample.given(subject.framework)
+        )
+        sample.compare(got, f"with lists of {length}, ")
+    if not done:
+        raise Inapplicable("lists have one length only")
+
+
 def check_threads(subject: Subject) -> None:
     """Several threads call it at once, each with arguments of its own."""
     each = [subject.again(seed) for seed in range(THREADS)]
@@ -493,7 +515,7 @@ def check_out(subject: Subject) -> None:
     given = [native.convert(each, subject.framework, copy=False) for each in outs]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return subject.call(*args, **kwargs, out=given[0] if len(given) == 1 else tuple(given))
+        return subject.call(*args, **kwargs, out=samples.group_out(subject.recipe, given))
 
     own = sample.given(subject.framework)
     sample.compare(subject.outputs(sample.function(call), own), "into out=, ")
@@ -520,6 +542,7 @@ CHECKS: dict[str, Check] = {
     "empty": check_empty,
     "threads": check_threads,
 }
+LIST_CHECKS: dict[str, Check] = {"lists": check_lists}  # where the schema has lists of tensors
 # Where memory can be laid out as one likes, and looked at.
 MEMORY_CHECKS: dict[str, Check] = {"layouts": check_layouts, "out": check_out}
 # Each is `check_<name>` in "<framework>_checks", which is imported with the framework.

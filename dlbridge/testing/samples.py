@@ -11,7 +11,17 @@ from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.schema import MISSING, Described, Dim, Schema
+from dlbridge.kernels.lists import group_results
+from dlbridge.kernels.schema import (
+    MISSING,
+    Described,
+    Dim,
+    Flat,
+    Schema,
+    flatten,
+    gather,
+    lengths_of,
+)
 from dlbridge.text import did_you_mean
 
 Array = np.ndarray[Any, Any]
@@ -19,6 +29,7 @@ Maker = Callable[..., Any]
 
 EXTENTS = (4, 3, 5, 2, 6, 7)  # of the names of a schema, in order: different, so that none is mixed
 PACK = (2, 3)
+LENGTH = 2  # of lists of tensors
 ANY_DTYPE = ("float64", "float32", "int32", "uint8", "bool")  # where a schema takes every dtype
 # How far a result may be from the reference's, which computes in float64.
 TOLERANCES = {
@@ -32,7 +43,12 @@ class ImpossibleError(ArgumentError):
 
 
 class Recipe(NamedTuple):
-    """What the author gave: the kernel, its reference, and how arguments are made."""
+    """What the author gave: the kernel, its reference, and how arguments are made.
+
+    Attributes:
+        schema: of the kernel; with lists of tensors, that for lists of certain lengths.
+        flat: how its tensors are grouped, with lists.
+    """
 
     kernel: Kernel
     schema: Schema
@@ -42,6 +58,31 @@ class Recipe(NamedTuple):
     inputs: Mapping[str, Maker]
     rtol: float | None
     atol: float | None
+    flat: Flat | None = None
+
+    def with_lists(self, length: int = LENGTH) -> Recipe:
+        """Return the recipe for lists of these lengths, or of those that `sizes` says.
+
+        Raises:
+            ImpossibleError: the schema has no arguments of these lengths.
+        """
+        schema = self.kernel.schema
+        assert schema is not None
+        if not schema.has_lists:
+            return self
+        lists = []
+        for part in schema.tensors:
+            if part.many is not None:
+                own = part.many.value if part.many.kind == "constant" else length
+                own = self.sizes.get(str(part.many.value), own)
+                lists.append([None] * self.sizes.get(part.name, own))
+        left = iter(lists)
+        tensors = [None if part.many is None else next(left) for part in schema.tensors]
+        try:
+            flat = flatten(schema, lengths_of(schema, tensors))
+        except ArgumentError as error:
+            raise ImpossibleError(f"check_kernel: {error}") from error
+        return self._replace(schema=flat.schema, flat=flat)
 
 
 class Sample(NamedTuple):
@@ -70,7 +111,7 @@ class Sample(NamedTuple):
 
     def function(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of the tensors alone, which calls `kernel` with the scalars as well."""
-        return bind(self.recipe.schema, kernel, self.scalars)
+        return bind(self.recipe, kernel, self.scalars)
 
     def given(self, framework: str) -> list[Any]:
         """Return the tensor arguments as tensors of a framework, in memory of their own."""
@@ -92,32 +133,34 @@ def names(schema: Schema) -> list[str]:
 
 
 def bind(
-    schema: Schema, kernel: Callable[..., Any], scalars: Mapping[str, Any]
+    recipe: Recipe, kernel: Callable[..., Any], scalars: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return a function of the tensors alone, by position."""
-    positional: list[tuple[str, int, Any]] = []
-    named: list[tuple[str, int, Any]] = []
-    place = 0
-    for each in schema.parameters:
-        value = None if each.is_tensor else scalars[each.name]
-        (named if each.keyword_only else positional).append(
-            (each.name, place if each.is_tensor else -1, value)
-        )
-        place += each.is_tensor
+    """Return a function of the tensors alone, by position, those of lists in a row."""
+    flat, values = recipe.flat, [scalars[each.name] for each in recipe.schema.scalars]
 
     def function(*tensors: Any) -> Any:
-        args = [value if at < 0 else tensors[at] for _, at, value in positional]
-        kwargs = {name: value if at < 0 else tensors[at] for name, at, value in named}
-        return kernel(*args, **kwargs)
+        if flat is None:
+            args, kwargs = recipe.schema.spell(tensors, values)
+            return kernel(*args, **kwargs)
+        args, kwargs = flat.whole.spell(gather(tensors, flat.counts), values)
+        return tuple(several(kernel(*args, **kwargs)))
 
     return function
 
 
+def group_out(recipe: Recipe, outs: Sequence[Any]) -> Any:
+    """Return buffers for results as a call takes them as `out=`."""
+    found = outs[0] if len(outs) == 1 else tuple(outs)
+    return found if recipe.flat is None else group_results(recipe.flat, found)
+
+
 def several(value: Any) -> list[Any]:
-    """Return what a call gave as a list."""
+    """Return what a call gave as a list, the tensors of lists in a row."""
     if value is None:
         return []
-    return list(value) if isinstance(value, tuple | list) else [value]
+    if not isinstance(value, tuple | list):
+        return [value]
+    return [each for one in value for each in (one if isinstance(one, tuple | list) else [one])]
 
 
 # ---- making them ---------------------------------------------------------------------------------
@@ -132,8 +175,14 @@ def check_recipe(recipe: Recipe) -> None:
     schema = recipe.schema
     tensors = [each.name for each in schema.tensors]
     scalars = [each.name for each in schema.scalars]
+    sizes = [*schema.names, *schema.packs]
+    if recipe.flat is not None:
+        lists = [each for each in recipe.flat.whole.tensors if each.many is not None]
+        tensors += [each.name for each in lists]
+        sizes += [each.name for each in lists]
+        sizes += [str(each.many.value) for each in lists if each.many is not None]
     for option, given, known in (
-        ("sizes", recipe.sizes, [*schema.names, *schema.packs]),
+        ("sizes", recipe.sizes, sizes),
         ("scalars", recipe.scalars, scalars),
         ("inputs", recipe.inputs, tensors),
     ):
@@ -203,7 +252,7 @@ def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **em
             )
             shape += pack
         dtype = dtypes[each.dtype.variable]
-        maker = recipe.inputs.get(each.name)
+        maker = recipe.inputs.get(each.name, recipe.inputs.get(each.name.partition("[")[0]))
         made = _random(rng, tuple(shape), dtype) if maker is None else maker(rng, tuple(shape))
         tensors.append(_tensor(np.asarray(made), dtype))
         values.append(wide(tensors[-1]))
@@ -273,7 +322,7 @@ def _ask(
     """Return what the reference says, checked against the schema."""
     schema = recipe.schema
     copies = [each.copy() for each in values]
-    got = several(bind(schema, recipe.reference, scalars)(*copies))
+    got = several(bind(recipe, recipe.reference, scalars)(*copies))
     if len(got) != len(results):
         raise ArgumentError(
             f"check_kernel: the reference of {schema.qualified} returned {len(got)} results, the "
@@ -348,7 +397,7 @@ def numeric_gradients(sample: Sample) -> list[Array]:
     """
     cotangents = weights(sample.expected)
     values = [wide(each) for each in sample.tensors]
-    function = bind(sample.recipe.schema, sample.recipe.reference, sample.scalars)
+    function = bind(sample.recipe, sample.recipe.reference, sample.scalars)
 
     def loss(place: int, at: tuple[int, ...], step: float) -> float:
         moved = [each.copy() for each in values]

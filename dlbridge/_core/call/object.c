@@ -94,8 +94,10 @@ static int parse_target(dlb_kernel *kernel, PyObject *item) {
 static int parse_targets(dlb_kernel *kernel, PyObject *targets) {
     Py_ssize_t count = PyTuple_GET_SIZE(targets);
     Py_ssize_t most = sizeof kernel->targets / sizeof *kernel->targets;
-    if (count < 1 || count > most)
+    if (count > most || (count == 0 && kernel->signature != NULL))
         return refuse(PyExc_ValueError, "there must be one to four targets", targets);
+    kernel->needs_gil =
+        count == 0; /* then every call is Python's: see kernels/lists.py */
     for (Py_ssize_t i = 0; i < count; i++)
         if (parse_target(kernel, PyTuple_GET_ITEM(targets, i)) < 0)
             return -1;
@@ -125,6 +127,7 @@ static int parse_mutates(dlb_kernel *kernel, PyObject *mutates) {
 
 typedef struct {
     PyObject *name, *signature, *arguments, *targets, *schema, *keeps, *mutates, *cost;
+    PyObject *counts;
     long long holds_below;
     unsigned int alignment;
     int contiguous, may_overlap, releases_gil, on_default_stream;
@@ -164,6 +167,23 @@ static int parse_cost(dlb_kernel *kernel, PyObject *cost) {
     return kernel->cost_length < 0 ? -1 : 0;
 }
 
+/* Of how many tensors each argument and result is, or None. */
+static int parse_counts(dlb_kernel *kernel, PyObject *counts) {
+    if (counts == Py_None)
+        return 0;
+    if (!PyList_Check(counts) || PyList_GET_SIZE(counts) > DLB_MAX_TENSORS)
+        return refuse(PyExc_TypeError, "counts is a list of at most 32", counts);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(counts); i++) {
+        long count = PyLong_AsLong(PyList_GET_ITEM(counts, i));
+        if (count == -1 && PyErr_Occurred())
+            return -1;
+        if (count < 0 || count > DLB_MAX_TENSORS)
+            return refuse(PyExc_ValueError, "a list has at most 32 tensors", counts);
+        kernel->counts[kernel->count_count++] = (int32_t)count;
+    }
+    return 0;
+}
+
 static int fill(dlb_kernel *kernel, const given *in) {
     if (in->alignment == 0 || (in->alignment & (in->alignment - 1)) != 0) {
         PyErr_Format(PyExc_ValueError,
@@ -186,7 +206,7 @@ static int fill(dlb_kernel *kernel, const given *in) {
         return refuse(PyExc_TypeError, "signature and arguments go together",
                       in->arguments);
     if (parse_cost(kernel, in->cost) < 0 || parse_mutates(kernel, in->mutates) < 0 ||
-        parse_targets(kernel, in->targets) < 0)
+        parse_targets(kernel, in->targets) < 0 || parse_counts(kernel, in->counts) < 0)
         return -1;
     kernel->schema = in->schema == Py_None ? NULL : Py_NewRef(in->schema);
     kernel->keeps = PyTuple_Pack(2, in->keeps, in->targets);
@@ -228,21 +248,23 @@ static dlb_kernel *make_kernel(given *in) {
 
 static int parse_arguments(PyObject *args, PyObject *kwargs, given *in) {
     static char *names[] = {
-        "name",    "signature",         "arguments",   "targets",     "schema",
-        "keeps",   "alignment",         "contiguous",  "may_overlap", "releases_gil",
-        "mutates", "on_default_stream", "holds_below", "cost",        NULL};
+        "name",        "signature",    "arguments", "targets",
+        "schema",      "keeps",        "alignment", "contiguous",
+        "may_overlap", "releases_gil", "mutates",   "on_default_stream",
+        "holds_below", "cost",         "counts",    NULL};
     *in = (given){.schema = Py_None,
                   .keeps = Py_None,
                   .mutates = Py_None,
                   .cost = Py_None,
+                  .counts = Py_None,
                   .alignment = 1,
                   .contiguous = true,
                   .releases_gil = true};
     return PyArg_ParseTupleAndKeywords(
-        args, kwargs, "UOOO|$OOIpppOpLO:KernelBase", names, &in->name, &in->signature,
+        args, kwargs, "UOOO|$OOIpppOpLOO:KernelBase", names, &in->name, &in->signature,
         &in->arguments, &in->targets, &in->schema, &in->keeps, &in->alignment,
         &in->contiguous, &in->may_overlap, &in->releases_gil, &in->mutates,
-        &in->on_default_stream, &in->holds_below, &in->cost);
+        &in->on_default_stream, &in->holds_below, &in->cost, &in->counts);
 }
 
 static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

@@ -331,21 +331,35 @@ int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
 
 /* ---- hooks ---- */
 
+static void ask_for_kernel(const char *name, size_t length) {
+    int state;
+    if (dlb_hooks.find == NULL || !dlb_enter_python(&state))
+        return;
+    PyObject *done =
+        PyObject_CallFunction(dlb_hooks.find, "s#", name, (Py_ssize_t)length);
+    if (done == NULL)
+        PyErr_WriteUnraisable(dlb_hooks.find);
+    Py_XDECREF(done);
+    dlb_leave_python(state);
+}
+
 PyObject *dlb_set_kernel_hooks(PyObject *Py_UNUSED(module), PyObject *args,
                                PyObject *kwargs) {
-    static char *names[] = {"explain",      "slow_call",    "type_error", "value_error",
-                            "kernel_error", "memory_error", "dtype",      NULL};
+    static char *names[] = {"explain",     "slow_call",    "type_error",
+                            "value_error", "kernel_error", "memory_error",
+                            "dtype",       "find",         NULL};
     PyObject **targets[] = {&dlb_hooks.explain,      &dlb_hooks.slow_call,
                             &dlb_hooks.type_error,   &dlb_hooks.value_error,
                             &dlb_hooks.kernel_error, &dlb_hooks.memory_error,
-                            &dlb_hooks.dtype};
-    PyObject *values[7] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOO:set_kernel_hooks", names,
+                            &dlb_hooks.dtype,        &dlb_hooks.find};
+    PyObject *values[8] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOO:set_kernel_hooks", names,
                                      &values[0], &values[1], &values[2], &values[3],
-                                     &values[4], &values[5], &values[6]))
+                                     &values[4], &values[5], &values[6], &values[7]))
         return NULL;
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 8; i++)
         if (values[i] != NULL)
             Py_XSETREF(*targets[i], Py_NewRef(values[i]));
+    dlb_ask_for_kernel = ask_for_kernel;
     Py_RETURN_NONE;
 }

@@ -332,6 +332,8 @@ int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
         .scalar_count = frame->scalar_count,
         .error = text,
         .error_size = sizeof text,
+        .counts = kernel->count_count > 0 ? kernel->counts : NULL,
+        .count_count = kernel->count_count,
     };
     int status = target->invoke(kernel, target, frame, &context);
     if (status == 0)

@@ -23,7 +23,7 @@
 #define DLB_MAX_TENSORS 32 /* inputs and results of one kernel */
 #define DLB_MAX_SCALARS 16
 #define DLB_MAX_NAMES 32  /* named dimensions of one signature */
-#define DLB_MAX_PACKS 4   /* `...` and `*name`: any number of dimensions */
+#define DLB_MAX_PACKS 32  /* `...` and `*name`: any number of dimensions */
 #define DLB_MAX_DTYPES 16 /* dtype variables */
 #define DLB_MAX_LISTS 8   /* arguments that are lists of numbers */
 #define DLB_MAX_LISTED 64 /* numbers in one of them */
@@ -212,6 +212,9 @@ struct dlb_kernel {
     uint32_t written;       /* bit i: input i is written in place */
     int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS]; /* see dlb_frame; results last */
     int32_t order_count;
+    /* With lists of tensors: of how many each argument and result is; else none. */
+    int32_t counts[DLB_MAX_TENSORS];
+    int32_t count_count;
     void *schema; /* the Python Schema, for texts; one reference */
     void *keeps;  /* a Python tuple that keeps functions alive; one reference */
 };
@@ -338,7 +341,9 @@ PyObject *dlb_debug_kernels(PyObject *module, PyObject *args);
 /* Never freed: handlers and trampolines may keep the pointer. */
 typedef struct dlb_entry dlb_entry;
 
-/* NULL: unknown. A version that another process gave ("a::f__v2") is the name's. */
+/* NULL: unknown. A version that another process gave ("a::f__v2") is the name's. Of
+ * lists of tensors, as in "mylib::stack[2]", a key that is not known is asked for. */
+extern void (*dlb_ask_for_kernel)(const char *name, size_t length);
 dlb_entry *dlb_registry_entry(const char *name, size_t length);
 dlb_entry *dlb_registry_add(const char *name); /* finds or makes; NULL: out of memory */
 const char *dlb_entry_name(const dlb_entry *entry);
@@ -361,9 +366,10 @@ void dlb_entry_unpin(dlb_entry *entry, const dlb_kernel *kernel);
  *     or errors.FINDINGS; other: index of a second tensor that has to do with it, or
  *     -1; count, place: see dlb_frame_report.
  * slow_call(kernel, framework, args, kwargs) -> result
- *     framework: str or None; args: tuple; kwargs: dict. */
+ *     framework: str or None; args: tuple; kwargs: dict.
+ * find(key): make a kernel known that serves lists of tensors, see kernels/lists.py. */
 typedef struct {
-    PyObject *explain, *slow_call;
+    PyObject *explain, *slow_call, *find;
     PyObject *type_error, *value_error, *kernel_error, *memory_error; /* classes */
     PyObject *dtype;                                                  /* the class */
 } dlb_kernel_hooks;

@@ -74,7 +74,7 @@ static size_t length_without_version(const char *name, size_t length) {
                                                                             : 0;
 }
 
-dlb_entry *dlb_registry_entry(const char *name, size_t length) {
+static dlb_entry *find_known(const char *name, size_t length) {
     table *in = atomic_load_explicit(&current, memory_order_acquire);
     size_t place;
     if (in == NULL)
@@ -84,6 +84,18 @@ dlb_entry *dlb_registry_entry(const char *name, size_t length) {
         return entry;
     length = length_without_version(name, length);
     return length ? find(in, name, length, hash_name(name, length), &place) : NULL;
+}
+
+/* Set by dlbridge.kernels: takes the GIL, and makes the kernel known if it can. */
+void (*dlb_ask_for_kernel)(const char *name, size_t length);
+
+dlb_entry *dlb_registry_entry(const char *name, size_t length) {
+    dlb_entry *entry = find_known(name, length);
+    if (entry != NULL || length == 0 || name[length - 1] != ']' ||
+        dlb_ask_for_kernel == NULL)
+        return entry;
+    dlb_ask_for_kernel(name, length); /* a program of another process has this key */
+    return find_known(name, length);
 }
 
 const char *dlb_entry_name(const dlb_entry *entry) {

@@ -100,7 +100,7 @@ class TorchBinding(Binding):
             kernel.shortcut = eager.make(kernel) or _NO_SHORTCUT
         args, kwargs = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
-            return native.torch_op_call(made.default, *args, **kwargs)
+            return made.take(native.torch_op_call(made.default, *args, **kwargs))
         native.torch_op_call(made.out, *args, **kwargs)
         return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
 
@@ -253,7 +253,7 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
         return traceable_own(kernel)
     made = operator(kernel)
     schema, default, out_overload = made.schema, made.default, made.out
-    shorter = made.shorter
+    shorter, take = made.shorter, made.take
     may_lack = [(place, part.name) for place, part in enumerate(schema.tensors)
                 if part.optional and part.mutated]  # fmt: skip
 
@@ -266,7 +266,7 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
                 return shorter[lacks](*values, **named)
         values, named = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
-            return default(*values, **named)
+            return take(default(*values, **named))
         out_overload(*values, **named)
         return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
 
@@ -370,15 +370,29 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
             return _unpack(out)
         results = _several(_call_with(function, schema, arguments, {}), schema)
         if separate:
-            results = [
-                each.clone() if any(each is one for one in arguments.tensors) else each
-                for each in results
-            ]
-        for destination, result in zip(out or (), results):  # noqa: B905  (see bind._assign)
+            row = _row(arguments.tensors)
+            results = [_apart(each, row) for each in results]
+        for destination, result in zip(_row(out or ()), _row(results)):  # noqa: B905  (see bind._assign)
             destination.copy_(result)
         return _unpack(results if out is None else out)
 
     return run
+
+
+def _row(values: Iterable[Any]) -> list[Any]:
+    """Return tensors, and those of lists, in a row."""
+    return [
+        each
+        for value in values
+        for each in (value if isinstance(value, (list, tuple)) else [value])
+    ]
+
+
+def _apart(result: Any, given: list[Any]) -> Any:
+    """Return a result, or a list of them, as tensors that are none of those given."""
+    if isinstance(result, (list, tuple)):
+        return [_apart(each, given) for each in result]
+    return result.clone() if any(result is each for each in given) else result
 
 
 def _call_with(

@@ -26,6 +26,10 @@ require a gradient, and backward raises: gradients are never dropped.
 
 torch.vmap computes a batch by the kernel's `batch=`.
 
+Lists of tensors are `Tensor[]` of one operator, and each length of them is a kernel of its own
+(`kernels.lists`). All rules work with the tensors of a call in a row, as that kernel takes them, by
+its FlatOperator, which groups them for the operator.
+
 Rules find operator and kernel by that key when they run (`current`).
 """
 
@@ -59,17 +63,21 @@ from dlbridge.frameworks.torch.internals import guard_is_open, shim_lacks
 from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import QUALITIES, Binding, binding
 from dlbridge.kernels.kernel import Kernel, known, recorded, serving
+from dlbridge.kernels.lists import group_results
 from dlbridge.kernels.schema import (
     DECIDE,
     LIST_KINDS,
     MISSING,
     Arguments,
     Described,
+    Flat,
     Parameter,
     Result,
     Schema,
+    gather,
     negative,
     refusal,
+    spread,
     unfit,
 )
 
@@ -193,6 +201,97 @@ class Operator:
         outs = [given[name] for name in self.out_names] if is_out else []
         return sorted_[True], sorted_[False], outs
 
+    def give(self, found: Any) -> Any:
+        """Return results as the dispatcher takes them, which are none, a tensor, or a tuple."""
+        return found
+
+    def take(self, found: Any) -> Any:
+        """Return what `give` was given."""
+        return found
+
+    def batch_dims(self, in_dims: Sequence[Any]) -> list[int | None]:
+        """Return which dimension of each tensor is the batch, of what torch.vmap says."""
+        # Operators have all tensors by position, as torch batches nothing else.
+        by_place = dict(zip((part.name for part in self.layout.parameters), in_dims))  # noqa: B905
+        return [by_place.get(part.name) for part in self.schema.tensors]
+
+    def call_in_c(self, kernel: Kernel, is_out: bool, args: Any, kwargs: Any) -> Any:
+        """Call the kernel in C; NotImplemented where it must be called in another way."""
+        if not self.is_as_called:
+            return NotImplemented
+        if not is_out:
+            return native.torch_call_plain(kernel, *args, **kwargs)
+        if self.out_by_name:
+            kwargs = dict(kwargs)
+            outs = tuple([kwargs.pop(name) for name in self.out_names])
+        else:
+            end = self.out_at + len(self.out_names)
+            outs = args[self.out_at : end]
+            args = (*args[: self.out_at], *args[end:])
+        out = outs if len(outs) > 1 else outs[0]
+        return native.torch_call_plain(kernel, *args, **kwargs, out=out)
+
+
+class FlatOperator(Operator):
+    """The operators of a kernel with lists, for a kernel that serves lists of certain lengths.
+
+    Attributes:
+        whole: the operators, whose arguments are lists.
+        flat: how tensors are grouped.
+        schema: that of the kernel, without lists.
+    """
+
+    __slots__ = ("flat", "whole")
+
+    def __init__(self, whole: Operator, flat: Flat) -> None:
+        for each in Operator.__slots__:
+            setattr(self, each, getattr(whole, each))
+        self.whole = whole
+        self.flat = flat
+        self.schema = flat.schema
+
+    def pack(
+        self,
+        tensors: Sequence[Any],
+        scalars: Sequence[Any],
+        outs: Sequence[Any] = (),
+        without: tuple[str, ...] = (),
+    ) -> tuple[list[Any], dict[str, Any]]:
+        grouped = gather(outs, self.flat.results) if outs else []
+        return self.whole.pack(gather(tensors, self.flat.counts), scalars, grouped, without)
+
+    def unpack(
+        self, is_out: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        tensors, scalars, outs = self.whole.unpack(is_out, args, kwargs)
+        row = spread(outs, self.flat.results) if is_out else []
+        return spread(tensors, self.flat.counts), scalars, row
+
+    def give(self, found: Any) -> Any:
+        return group_results(self.flat, found)
+
+    def take(self, found: Any) -> Any:
+        counts = self.flat.results
+        parts = [found] if len(counts) == 1 else [found[at] for at in range(len(counts))]
+        row: list[Any] = []  # by places, as a proxy of torch.fx has it
+        for part, count in zip(parts, counts, strict=True):
+            row += [part] if count is None else [part[at] for at in range(count)]
+        return tuple(row) if len(row) > 1 else (row[0] if row else None)
+
+    def batch_dims(self, in_dims: Sequence[Any]) -> list[int | None]:
+        found: list[int | None] = []
+        for dims, count in zip(self.whole.batch_dims(in_dims), self.flat.counts, strict=True):
+            several: Any = [dims] if count is None else dims
+            found += [None] * (count or 0) if several is None else several
+        return found
+
+    def call_in_c(self, kernel: Kernel, is_out: bool, args: Any, kwargs: Any) -> Any:
+        tensors, scalars, outs = self.unpack(is_out, args, kwargs)
+        values, named = self.schema.spell(tensors, scalars)
+        if is_out:
+            named["out"] = tuple(outs) if len(outs) != 1 else outs[0]
+        return native.torch_call_plain(kernel, *values, **named)
+
 
 def own_dtype(x: Any, kernel: str, argument: str) -> torch.dtype | None:
     """Return torch's dtype of what a call gave for one; dynamo traces it."""
@@ -251,7 +350,9 @@ def _definitions(schema: Schema, out_names: tuple[str, ...], out_by_name: bool) 
         return (text,)
     name, _, rest = text.partition("(")
     inside = rest[: rest.rindex(") -> ")]
-    outs = ", ".join(f"Tensor(r{index}!) {out}" for index, out in enumerate(out_names))
+    lists = ["" if part.many is None else "[]" for part in schema.results]
+    pairs = enumerate(zip(out_names, lists, strict=True))
+    outs = ", ".join(f"Tensor(r{index}!){brackets} {out}" for index, (out, brackets) in pairs)
     if not out_by_name:  # nothing before them has a default, so this is no text
         before, star, after = inside.partition("*, ")
         before = before.removesuffix(", ")
@@ -283,14 +384,34 @@ def operator(kernel: Kernel) -> Operator:
         raise ArgumentError(
             f"{kernel.name}: an operator of torch needs a schema; give one to dlbridge.wrap"
         )
+    if kernel.whole is not None:
+        return _flat_operator(kernel)
     found = _OPERATORS.get(kernel.key)
     return found if found is not None else registry.load(_make, recorded(kernel), schema)
 
 
-def current(key: str) -> tuple[Operator, Kernel]:
-    """Return the operator and the kernel of a key, for rules that torch calls by it."""
+def _flat_operator(kernel: Kernel) -> Operator:
+    found: Operator | None = vars(kernel).get("_torch_operator")
+    if found is None:
+        assert kernel.whole is not None
+        assert kernel.flat is not None
+        made = FlatOperator(operator(kernel.whole), kernel.flat)
+        found = vars(kernel).setdefault("_torch_operator", made)
+    return found
+
+
+def current(key: str, is_out: bool, args: Any, kwargs: Any) -> tuple[Operator, Kernel]:
+    """Return the operator and the kernel of a key, for rules that torch calls by it.
+
+    With lists, they are those for the lengths that the lists of the call have.
+    """
     kernel = serving(key)
-    return operator(kernel), kernel
+    made = operator(kernel)
+    if kernel.lists is None:
+        return made, kernel
+    tensors, _, _ = made.unpack(is_out, args, kwargs)
+    served = kernel.lists.serving(tensors)
+    return operator(served), served
 
 
 def _make(key: str, schema: Schema) -> Operator:
@@ -375,7 +496,7 @@ def _define_without(made: Operator, without: tuple[str, ...]) -> Any:
 
 def _number(made: Operator) -> int | None:
     """Return the C function of this name and these arguments; None where Python must do."""
-    if shim_lacks() is not None:
+    if shim_lacks() is not None or made.schema.has_lists:
         return None
     letters = "".join(
         _LETTERS[part.kind].upper() if part.optional else _LETTERS[part.kind]
@@ -467,10 +588,10 @@ def _python_body(name: str, is_out: bool) -> Callable[..., Any]:
     """Return a function of torch tensors that runs the kernel of this name on their memory."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        made, kernel = current(name)
-        result = _call_in_c(made, kernel, is_out, args, kwargs)
+        made, kernel = current(name, is_out, args, kwargs)
+        result = made.call_in_c(kernel, is_out, args, kwargs)
         if result is not NotImplemented:
-            return None if is_out else result
+            return None if is_out else made.give(result)
         tensors, scalars, outs = made.unpack(is_out, args, kwargs)
         if outs or made.schema.mutated:
             refuse_gradients(made.schema, [*tensors, *outs])
@@ -488,26 +609,9 @@ def _python_body(name: str, is_out: bool) -> Callable[..., Any]:
                 for _, tensor in written(made.schema, tensors, outs):
                     torch_binding.wrote(tensor)
                 raise
-        return None if outs else result
+        return None if is_out else made.give(result)
 
     return run
-
-
-def _call_in_c(made: Operator, kernel: Kernel, is_out: bool, args: Any, kwargs: Any) -> Any:
-    """Call the kernel in C; NotImplemented where it must be called in another way."""
-    if not made.is_as_called:
-        return NotImplemented
-    if not is_out:
-        return native.torch_call_plain(kernel, *args, **kwargs)
-    if made.out_by_name:
-        kwargs = dict(kwargs)
-        outs = tuple([kwargs.pop(name) for name in made.out_names])
-    else:
-        end = made.out_at + len(made.out_names)
-        outs = args[made.out_at : end]
-        args = (*args[: made.out_at], *args[end:])
-    out = outs if len(outs) > 1 else outs[0]
-    return native.torch_call_plain(kernel, *args, **kwargs, out=out)
 
 
 def _refuse_inference(schema: Schema, tensors: list[Any], outs: list[Any]) -> None:
@@ -524,7 +628,7 @@ def _refuse_inference(schema: Schema, tensors: list[Any], outs: list[Any]) -> No
 # ---- beyond its body: without memory, differentiated, batched ------------------------------------
 
 
-Lookup = Callable[[str], "tuple[Operator, Kernel]"]
+Lookup = Callable[[str, bool, Any, Any], "tuple[Operator, Kernel]"]
 
 
 def add_rules(operator: Operator, library: Any, is_out: bool, current: Lookup) -> None:
@@ -534,7 +638,7 @@ def add_rules(operator: Operator, library: Any, is_out: bool, current: Lookup) -
         operator: the operators of a name.
         library: the torch.library.Library of its namespace.
         is_out: the overload with `out`, or the functional one.
-        current: tells what the name means when a rule runs.
+        current: tells what the name means when a rule runs, as the function `current`.
     """
     full = overload_name(operator.name, is_out)
     own = overload_name(operator.own, is_out)
@@ -545,7 +649,7 @@ def add_rules(operator: Operator, library: Any, is_out: bool, current: Lookup) -
         rule = writing_rule(current, operator.name, is_out)
         library.impl(own, rule, "FuncTorchDynamicLayerFrontMode")
         return
-    differentiate = autograd_kernel(current, operator.name)
+    differentiate = autograd_kernel(current, operator.name, operator.schema.has_lists)
     library.impl(own, differentiate, "Autograd", with_keyset=True)
     compute_batch = batching_rule(current, operator.name)
     torch.library.register_vmap(operator.name, compute_batch, lib=library)
@@ -563,17 +667,17 @@ def fake(current: Lookup, name: str, is_out: bool) -> Callable[..., Any]:
     """Return the fake kernel of an operator: that of a name, or its `out` overload."""
 
     def results(*args: Any, **kwargs: Any) -> Any:
-        operator, _ = current(name)
+        operator, _ = current(name, is_out, args, kwargs)
         schema = operator.schema
         tensors, scalars, outs = operator.unpack(is_out, args, kwargs)
         made = check(schema, tensors, scalars, outs or None)
         if outs or schema.mutated:
             refuse_gradients(schema, [*tensors, *outs])
-        if outs or not made:
+        if is_out:
             return None
         device = next((each.device for each in tensors if each is not None), "cpu")
         new = [torch.empty(shape, dtype=dtype.to("torch"), device=device) for shape, dtype in made]
-        return tuple(new) if len(new) > 1 else new[0]
+        return operator.give(tuple(new) if len(new) > 1 else (new[0] if new else None))
 
     return results
 
@@ -696,9 +800,9 @@ class Call:
         """Run the operator on these tensors."""
         args, kwargs = self.operator.pack(tensors, self.scalars)
         if self.levels is None:
-            return go_on(self.operator, self.keys, args, kwargs)
+            return self.operator.take(go_on(self.operator, self.keys, args, kwargs))
         with grad_modes(*self.levels):
-            return go_on(self.operator, self.keys, args, kwargs)
+            return self.operator.take(go_on(self.operator, self.keys, args, kwargs))
 
 
 @contextmanager
@@ -866,7 +970,7 @@ def no_rule(kernel: Kernel, word: str, what: str) -> KernelError:
     )
 
 
-def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
+def autograd_kernel(current: Lookup, name: str, has_lists: bool = False) -> Callable[..., Any]:
     """Return what stands at the autograd key of the functional operator of a name."""
     knows_tangents = guard_is_open()  # else C does not see those of a compiled graph
 
@@ -876,7 +980,7 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
             result = native.torch_call_plain(serving(name), *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        operator, kernel = current(name)
+        operator, kernel = current(name, False, args, kwargs)
         if knows_tangents:
             is_wanted = is_needed(args, kwargs)
         if not (operator.schema.results and is_wanted):
@@ -884,7 +988,14 @@ def autograd_kernel(current: Lookup, name: str) -> Callable[..., Any]:
         tensors, scalars, _ = operator.unpack(False, args, kwargs)
         return _apply(rule(name), Call(operator, kernel, keys, scalars), tensors)
 
-    return differentiate
+    def differentiate_lists(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        operator, kernel = current(name, False, args, kwargs)
+        tensors, scalars, _ = operator.unpack(False, args, kwargs)
+        if not (operator.schema.results and is_needed(tensors, {})):
+            return go_on(operator, keys, args, kwargs)
+        return operator.give(_apply(rule(name), Call(operator, kernel, keys, scalars), tensors))
+
+    return differentiate_lists if has_lists else differentiate
 
 
 def is_needed(args: Sequence[Any], kwargs: Any) -> bool:
@@ -942,9 +1053,7 @@ class Batch:
     ) -> None:
         self.operator, self.kernel = called
         tensors, self.scalars, _ = self.operator.unpack(False, args, kwargs)
-        # Operators have all tensors by position, as torch batches nothing else.
-        by_place = dict(zip((part.name for part in self.operator.layout.parameters), in_dims))  # noqa: B905
-        dims = [by_place.get(part.name) for part in self.operator.schema.tensors]
+        dims = self.operator.batch_dims(in_dims)
         self.size = size
         self.is_batched = tuple(dim is not None for dim in dims)
         self.tensors = [
@@ -955,7 +1064,7 @@ class Batch:
     def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Call the operator."""
         args, kwargs = self.operator.pack(tensors, self.scalars)
-        found = self.operator.default(*args, **kwargs)
+        found = self.operator.take(self.operator.default(*args, **kwargs))
         return found if isinstance(found, tuple) else (found,)
 
 
@@ -1034,10 +1143,7 @@ def _over_memory(batch: Batch) -> tuple[Any, ...] | None:
         for each, is_batched in zip(batch.tensors, batch.is_batched, strict=True)
     ]
     steps += [each.stride(0) * each.element_size() for each in results]
-    sources = {True: iter(tensors), False: iter(batch.scalars)}
-    values = [(part, next(sources[part.is_tensor])) for part in schema.parameters]
-    args = [value for part, value in values if not part.keyword_only]
-    kwargs = {part.name: value for part, value in values if part.keyword_only}
+    args, kwargs = schema.spell(tensors, batch.scalars)
     outs = tuple(each[0] for each in results)
     out = outs if len(outs) > 1 else outs[0]
     call, kernel, size = native.torch_call_batch, batch.kernel, batch.size
@@ -1086,12 +1192,14 @@ def batching_rule(current: Lookup, name: str) -> Callable[..., Any]:
     """Return the vmap rule of the functional operator of a name."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-        batch = Batch(current(name), info.batch_size, in_dims, args, kwargs)
+        called_now = current(name, False, args, kwargs)
+        batch = Batch(called_now, info.batch_size, in_dims, args, kwargs)
         way = batch.kernel.batch
         found = called(batch) if callable(way) else _WAYS[way](batch)
+        give = batch.operator.give
         if len(found) == 1:
-            return found[0], 0
-        return found, (0,) * len(found)
+            return give(found[0]), give(0)
+        return give(found), give((0,) * len(found))
 
     return rule
 
@@ -1114,7 +1222,7 @@ def writing_rule(current: Lookup, name: str, is_out: bool) -> Callable[..., Any]
                 f"{name}: a call that writes into its arguments has no meaning within torch.vmap "
                 "and the like; leave out= away, or use a kernel that returns results"
             )
-        operator, _ = current(name)
+        operator, _ = current(name, is_out, args, kwargs)
         tensors, scalars, outs = operator.unpack(is_out, args, kwargs)
         refuse_gradients(operator.schema, [*tensors, *outs])
         unwrap = partial(_unwrap, level=level.level())

@@ -316,6 +316,11 @@ def _call_kernel(
     from dlbridge.kernels.kernel import recorded
 
     schema = kernel.schema
+    if schema.has_lists:
+        raise ArgumentError(
+            f"call: {schema.qualified} has a list of tensors, which operations of a graph cannot "
+            "pass; wrap a kernel whose arguments are one tensor each"
+        )
     if schema.mutated:
         names = ", ".join(schema.tensors[place].name for place in schema.mutated)
         raise ArgumentError(

@@ -4,8 +4,11 @@ The names of the parameters say what they are given, by the schema of the kernel
 
     a tensor or result      the address of its data; NULL for an optional tensor that is left out
     a named dimension       its extent; the name of a pack: the product of its extents
-    a scalar                its value; a list: the address of its int64_t or double, and by
-                            the name with "_count" behind it, how many they are
+    a list of tensors       the address of an array with the addresses of their data, as in
+                            `const float *const *xs`; it is a copy
+    a scalar                its value; a list: the address of its int64_t or double
+    a list's name and       how many they are
+    "_count", or its length
     stream                  the stream of the device, NULL on the CPU
 
 The function returns nothing, or an integer of which 0 means success. Arguments that it must not
@@ -60,9 +63,10 @@ class CParameter(NamedTuple):
 class _Call(NamedTuple):
     """One call, from which the values of the parameters are read."""
 
-    tensors: tuple[Any, ...]  # arguments, then results
+    tensors: tuple[Any, ...]  # arguments, then results; a list of tensors is one
     scalars: dict[str, Any]
     stream: int
+    kept: list[Any]  # what lives until the function returns
 
 
 Reader = Callable[[_Call], Any]
@@ -96,12 +100,14 @@ def _make_caller(schema: Schema, function: Any, readers: list[Reader]) -> Callab
 
     def caller(*tensors: Any, stream: int, out: Any = (), **scalars: Any) -> None:
         everything = (*tensors, out) if single else (*tensors, *out)
-        for place, tensor in enumerate(everything):
-            if tensor is not None and not tensor.is_contiguous:
-                raise ExchangeError(
-                    "strides", f"{schema.qualified}: {schema.place_name(place)!r} must be row-major"
-                )
-        call = _Call(everything, scalars, stream)
+        for place, given in enumerate(everything):
+            for tensor in given if isinstance(given, (list, tuple)) else [given]:
+                if tensor is not None and not tensor.is_contiguous:
+                    name = schema.place_name(place)
+                    raise ExchangeError(
+                        "strides", f"{schema.qualified}: {name!r} must be row-major"
+                    )
+        call = _Call(everything, scalars, stream, [])
         status = function(*[read(call) for read in readers])
         if status:
             raise KernelError(f"{schema.qualified}: the kernel returned status {status}")
@@ -180,6 +186,8 @@ def _reader(schema: Schema, parameter: CParameter) -> Reader:
     for place, part in enumerate(parts):
         if part.name == name:
             return _tensor_reader(schema, parameter, place)
+        if part.many is not None and name in (count_name(part.name), part.many.value):
+            return _length_reader(schema, parameter, place)
     for scalar in schema.scalars:
         if scalar.name == name:
             return _scalar_reader(schema, parameter, scalar.kind, scalar.optional)
@@ -200,17 +208,24 @@ def _tensor_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
     part = schema.part(place)
     assert part.dtype is not None
     written = part.name in schema.written
-    if not parameter.is_pointer:
-        raise _refuse(schema, f"{parameter.text} {part.name}", "must be a pointer: it is a tensor")
-    if written and parameter.is_const:
+    item = parameter.type.item if parameter.is_pointer else None
+    is_const = parameter.is_const
+    if part.many is not None:
+        item = item.item if item is not None and item.kind == "pointer" else None
+        is_const = bool(_CONST.search(parameter.text.partition("*")[0]))
+    if item is None:
+        what = "a pointer: it is a tensor" if part.many is None else (
+            "a pointer to pointers, as in 'const float *const *': it is a list of tensors"
+        )  # fmt: skip
+        raise _refuse(schema, f"{parameter.text} {part.name}", f"must be {what}")
+    if written and is_const:
         raise _refuse(schema, f"{parameter.text} {part.name}", "is const, but the kernel writes it")
-    if not (written or parameter.is_const):
+    if not (written or is_const):
         raise _refuse(
             schema,
             f"{parameter.text} {part.name}",
             "must be const: the schema does not say that the kernel writes it",
         )
-    item = parameter.type.item
     if not all(_holds(item, dtype) for dtype in part.dtype.dtypes or (None,)):
         raise _refuse(
             schema,
@@ -222,7 +237,14 @@ def _tensor_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
         tensor = call.tensors[place]
         return ffi.cast(parameter.type, 0 if tensor is None else tensor.data_ptr)
 
-    return read
+    def read_list(call: _Call) -> Any:
+        array = ffi.new(
+            "void *[]", [ffi.cast("void *", each.data_ptr) for each in call.tensors[place]]
+        )
+        call.kept.append(array)
+        return ffi.cast(parameter.type, array)
+
+    return read if part.many is None else read_list
 
 
 def _scalar_reader(schema: Schema, parameter: CParameter, kind: str, optional: bool) -> Reader:
@@ -246,6 +268,12 @@ def count_name(name: str) -> str:
     return f"{name}_count"
 
 
+def _length_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
+    if not is_integer(parameter.type):
+        raise _refuse(schema, f"{parameter.text} {parameter.name}", "must be an integer")
+    return lambda call: len(call.tensors[place])
+
+
 def _count_reader(schema: Schema, parameter: CParameter, name: str) -> Reader:
     if not is_integer(parameter.type):
         raise _refuse(schema, f"{parameter.text} {parameter.name}", "must be an integer")
@@ -263,6 +291,8 @@ def _extent_reader(schema: Schema, parameter: CParameter) -> Reader:
     def read(call: _Call) -> int:
         for place, extents in places:
             tensor = call.tensors[place]
+            if isinstance(tensor, (list, tuple)):
+                tensor = tensor[0] if tensor else None
             if tensor is not None:
                 return math.prod(tensor.shape[extents])
         raise ArgumentError(f"{schema.qualified}: no tensor is given that determines {name}")

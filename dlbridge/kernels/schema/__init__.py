@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlbridge.kernels.schema.bind import negative, refusal, refuse_scalar, type_name, unfit
+from dlbridge.kernels.schema.flat import Flat, element, flatten, gather, lengths_of, spread
 from dlbridge.kernels.schema.model import (
     Schema,
     cotangent_name,
@@ -42,6 +43,7 @@ __all__ = [
     "DTypeSet",
     "Described",
     "Dim",
+    "Flat",
     "Parameter",
     "Part",
     "Result",
@@ -49,16 +51,21 @@ __all__ = [
     "cotangent_name",
     "described",
     "dtype_key",
+    "element",
     "encode_cost",
     "encode_expression",
+    "flatten",
+    "gather",
     "is_plain",
     "join_parts",
+    "lengths_of",
     "negative",
     "parse_expression",
     "refusal",
     "refuse_scalar",
     "same_shape",
     "short_name",
+    "spread",
     "type_name",
     "unfit",
     "write_list",

@@ -73,7 +73,8 @@ def arrange(
         if value is None or isinstance(value, Missing):
             _check_absent(schema, parameter, value)
         if parameter.kind == "tensor":
-            tensors.append(value)
+            is_list = parameter.many is not None
+            tensors.append(_to_tensors(schema, parameter.name, value) if is_list else value)
         elif value is None or type(value) is _EXACT.get(parameter.kind):
             scalars.append(value)
         elif symbolic and parameter.kind == "int" and type(value) is int:
@@ -139,8 +140,30 @@ def _unexpected(schema: Schema, name: str) -> DLBridgeError:
     )
 
 
+def _to_tensors(schema: Schema, name: str, value: Any) -> list[Any]:
+    """Return a list of tensors as one of Python; what its elements are is not looked at further."""
+    if not isinstance(value, _SEVERAL):
+        hint = "pass [x], or [*x] for its parts" if hasattr(value, "shape") else ""
+        expected = "a list or tuple of tensors"
+        text = refusal(schema.qualified, name, expected, type_name(value), hint)
+        raise UnsupportedTypeError(text)
+    for place, each in enumerate(value):
+        if each is None or isinstance(each, _SEVERAL):
+            hint = "lists hold tensors, and no lists" if each is not None else ""
+            text = refusal(schema.qualified, f"{name}[{place}]", "a tensor", type_name(each), hint)
+            raise UnsupportedTypeError(text)
+    return list(value)
+
+
 def _read_out(schema: Schema, out: Any) -> list[Any]:
     count = len(schema.results)
+    if count == 1 and schema.results[0].many is not None:
+        return [_to_tensors(schema, "out", out)]
+    if schema.has_lists and isinstance(out, _SEVERAL) and len(out) == count:
+        return [
+            each if part.many is None else _to_tensors(schema, f"out[{place}]", each)
+            for place, (part, each) in enumerate(zip(schema.results, out, strict=True))
+        ]
     if not isinstance(out, _SEVERAL):
         if count == 1:
             return [out]

@@ -22,8 +22,10 @@ from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.kernels.schema import bind
 from dlbridge.kernels.schema.parse import Parser, parse_expression
 from dlbridge.kernels.schema.parts import (
+    EACH,
     LIST_KINDS,
     MAX_DTYPES,
+    MAX_ELEMENT_PACKS,
     MAX_EXTENT,
     MAX_LISTED,
     MAX_LISTS,
@@ -53,6 +55,7 @@ from dlbridge.kernels.schema.parts import (
     join_parts,
     read_list,
     short_name,
+    write_many,
 )
 from dlbridge.shape import MAX_RANK
 
@@ -76,6 +79,11 @@ class Schema:
         positional, by_name, computed: names by position; name -> Parameter; places of the tensors
             that have expressions for dimensions.
         solved: the names that only expressions determine, in the order in which they can be solved.
+        has_lists: whether an argument or a result is a list of tensors. Calls are then bound by
+            another schema, in which each tensor has a place of its own: see `flatten`.
+
+    Args:
+        elements: a schema that `flatten` makes, whose arguments may be called "xs[0]".
 
     Raises:
         ArgumentError: a name is given twice, a result is not determined, a limit is exceeded, ….
@@ -87,9 +95,10 @@ class Schema:
     """
 
     __slots__ = (
-        "by_name", "computed", "dtypes", "mutated", "name", "names", "namespace", "packs",
-        "parameters", "positional", "qualified", "results", "scalars", "sizes", "solved", "spread",
-        "tensors", "text", "typed",
+        "by_name", "computed", "dtypes", "elements", "has_lists", "mutated", "name", "names",
+        "namespace", "packs", "parameters", "positional", "qualified", "results", "scalars",
+        "sizes", "solved",
+        "spread", "tensors", "text", "typed",
     )  # fmt: skip
 
     namespace: str
@@ -111,6 +120,8 @@ class Schema:
     by_name: dict[str, Parameter]
     computed: tuple[int, ...]
     solved: tuple[Solution, ...]
+    has_lists: bool
+    elements: bool
 
     def __init__(
         self,
@@ -118,15 +129,18 @@ class Schema:
         name: str,
         parameters: Iterable[Parameter],
         results: Iterable[Result] = (),
+        *,
+        elements: bool = False,
     ) -> None:
         parts = tuple(parameters), tuple(results)
         if not (is_name(namespace) and is_name(name)):
             raise ArgumentError(f"Schema: {f'{namespace}::{name}'!r} cannot name an operator")
-        flaw = find_flaw(*parts)
+        flaw = find_flaw(*parts, elements)
         if flaw is not None:
             raise ArgumentError(f"Schema: {namespace}::{name}: {flaw.text}")
         self._set("namespace", namespace)
         self._set("name", name)
+        self._set("elements", elements)
         self._set("qualified", f"{namespace}::{name}")
         for field, value in derive_fields(*parts).items():
             self._set(field, value)
@@ -176,6 +190,26 @@ class Schema:
             Arguments(tensors=['x'], scalars=[3], out=None)
         """
         return bind.arrange(self, args, kwargs, traced, symbolic)
+
+    def spell(
+        self, tensors: Sequence[Any], scalars: Sequence[Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments by position and by name of a call that `arrange` sorts like this.
+
+        Example:
+            >>> Schema.parse("a::f(x: f32[n], *, k: int = 2)").spell(["x"], [3])
+            (['x'], {'k': 3})
+        """
+        left = {True: iter(tensors), False: iter(scalars)}
+        args: list[Any] = []
+        kwargs = {}
+        for part in self.parameters:
+            value = next(left[part.is_tensor])
+            if part.keyword_only:
+                kwargs[part.name] = value
+            else:
+                args.append(value)
+        return args, kwargs
 
     def bind(
         self, tensors: Sequence[Described | None], scalars: Sequence[Any] | None = None
@@ -322,7 +356,11 @@ class Schema:
     def named(self, qualified: str) -> Schema:
         """Return the same schema for "namespace::name"."""
         namespace, _, name = qualified.partition("::")
-        return Schema(namespace, name, self.parameters, self.results)
+        return Schema(namespace, name, self.parameters, self.results, elements=self.elements)
+
+    def with_parts(self, parameters: Iterable[Parameter], results: Iterable[Result]) -> Schema:
+        """Return a schema of the same name with other arguments and results."""
+        return Schema(self.namespace, self.name, parameters, results, elements=self.elements)
 
     def with_mutated(self, names: Iterable[str | int]) -> Schema:
         """Return a schema in which these tensors are written in place as well.
@@ -389,6 +427,7 @@ def _read_scalar(part: Parameter, value: Any) -> Any:
 # ---- rules, checked once when a schema is made, and fields that follow from the parts ------------
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_ELEMENT = re.compile(r"(.+)\[\d+\]", re.ASCII)
 
 
 class Flaw(NamedTuple):
@@ -415,15 +454,20 @@ def collect_names(parts: tuple[Part, ...]) -> Names:
     return Names(tuple(names), tuple(packs), tuple(dtypes))
 
 
-def find_flaw(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Flaw | None:
-    """Return the first thing that is wrong, or None."""
+def find_flaw(
+    parameters: tuple[Parameter, ...], results: tuple[Result, ...], elements: bool = False
+) -> Flaw | None:
+    """Return the first thing that is wrong, or None; see `Schema` for `elements`."""
     for check in (
-        _check_counts, _check_names, _check_order, _check_values, _check_lists, _check_sizes,
-        _check_dtypes, _check_bound, _check_limits,
+        _check_counts, _check_order, _check_values, _check_lists, _check_many, _check_sizes,
+        _check_dtypes, _check_bound,
     ):  # fmt: skip
+        if check is _check_order:
+            for flaw in _check_names(parameters, results, elements):
+                return flaw
         for flaw in check(parameters, results):
             return flaw
-    return None
+    return next(_check_limits(parameters, results, elements), None)
 
 
 def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> dict[str, Any]:
@@ -464,6 +508,7 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         "by_name": {part.name: part for part in parameters},
         "computed": tuple(computed),
         "solved": tuple(find_solutions(parameters)),
+        "has_lists": any(part.many is not None for part in parts),
     }
 
 
@@ -496,7 +541,12 @@ def _given_names(parameters: tuple[Parameter, ...]) -> set[str]:
     """Return the names that a call gives without an expression to be solved."""
     required = tuple([part for part in parameters if part.is_tensor and not part.optional])
     scalars = [part.name for part in parameters if not part.is_tensor]
-    return {*_bound_by(required).names, *scalars}
+    return {*_bound_by(required).names, *scalars, *_lengths(parameters)}
+
+
+def _lengths(parts: Iterable[Part]) -> list[str]:
+    """Return the names that are lengths of lists."""
+    return [str(part.many.value) for part in parts if part.many and part.many.kind == "name"]
 
 
 def is_name(name: object) -> bool:
@@ -530,11 +580,13 @@ def _exceeded(counts: Iterable[tuple[int, int, str]]) -> Iterator[Flaw]:
             yield Flaw(f"at most {limit} {what}, got {count}", None)
 
 
-def _check_names(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+def _check_names(
+    parameters: tuple[Parameter, ...], results: tuple[Result, ...], elements: bool
+) -> Iterator[Flaw]:
     seen: set[str] = set()
     for index, part in enumerate(join_parts(parameters, results)):
         what = "argument" if index < len(parameters) else "result"
-        if not is_name(part.name):
+        if not is_name(_ELEMENT.sub(r"\1", part.name) if elements else part.name):
             yield Flaw(f"{part.name!r} cannot be the name of an {what}", index)
         if part.name in seen:
             yield Flaw(f"the name {part.name!r} is given twice", index)
@@ -603,6 +655,42 @@ def _check_lists(parameters: tuple[Parameter, ...], results: tuple[Result, ...])
             yield Flaw(text, index)
         if any(map(is_outside, numbers)):
             yield Flaw(f"{part.name!r} is a pack: it cannot be {write_literal(numbers)}", index)
+
+
+def _check_many(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+    """What is said of the tensors of a list."""
+    found = collect_names(join_parts(parameters, results))
+    scalars = [part.name for part in parameters if not part.is_tensor]
+    lengths = _lengths(parameters)
+    each = {name for part in parameters for name in _own_names(part)}
+    for index, part in enumerate(join_parts(parameters, results)):
+        own = _own_names(part)
+        if part.many is None:
+            if own:
+                text = f"a name with '?' is of each tensor of a list, and {part.name!r} is no list"
+                yield Flaw(f"{own[0]!r}: {text}", index)
+            continue
+        if isinstance(part, Parameter) and (part.optional or part.default is not MISSING):
+            yield Flaw(f"{part.name!r} is a list of tensors, which may be empty, not None", index)
+        name = str(part.many.value)
+        if part.many.kind == "constant" and not 0 <= int(part.many.value) <= MAX_TENSORS:
+            yield Flaw(f"{part.name!r} has {name} tensors: at most {MAX_TENSORS}", index)
+        if part.many.kind == "name" and (name in scalars or name in found.packs):
+            what = "an argument" if name in scalars else "a pack"
+            yield Flaw(f"{name!r} is the length of {part.name!r}, and {what} as well", index)
+        is_known = name in lengths if part.many.kind == "name" else bool(each.intersection(own))
+        if isinstance(part, Result) and part.many.kind != "constant" and not is_known:
+            yield Flaw(
+                f"the length of {part.name!r} is not determined: give it and the list that it is "
+                "the length of one name, as in f32[n][k]",
+                index,
+            )
+
+
+def _own_names(part: Part) -> list[str]:
+    """Return the names that each tensor of a list has for itself, with their "?"."""
+    names = [name for dim in part.dims for name in (*dim.names, str(dim.value))]
+    return [name for name in names if name.startswith(EACH)]
 
 
 def _check_sizes(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
@@ -676,13 +764,15 @@ def _undetermined(what: str, owner: str) -> str:
     return f"{what} of {owner!r} is not determined by any argument that must be passed"
 
 
-def _check_limits(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+def _check_limits(
+    parameters: tuple[Parameter, ...], results: tuple[Result, ...], elements: bool
+) -> Iterator[Flaw]:
     found = collect_names(join_parts(parameters, results))
     for name in set(found.names) & set(found.packs):
         yield Flaw(f"{name!r} is a dimension and a pack", None)
     counts = (
         (len(found.names), MAX_NAMES, "named dimensions"),
-        (len(found.packs), MAX_PACKS, "packs"),
+        (len(found.packs), MAX_ELEMENT_PACKS if elements else MAX_PACKS, "packs"),
         (len(found.dtypes), MAX_DTYPES, "different dtypes and sets"),
     )
     yield from _exceeded(counts)
@@ -697,7 +787,7 @@ def _with_mutated(schema: Schema, names: Iterable[str | int]) -> Schema:
     parameters = [
         part._replace(mutated=part.mutated or part.name in wanted) for part in schema.parameters
     ]
-    return Schema(schema.namespace, schema.name, parameters, schema.results)
+    return schema.with_parts(parameters, schema.results)
 
 
 def _tensor_name(schema: Schema, name: str | int) -> str:
@@ -718,12 +808,14 @@ def _make_vjp(schema: Schema, name: str | None) -> Schema:
         raise _refuse(schema, f"it writes {written} in place")
     tensors = _name_dims(schema)
     cotangents = [
-        Parameter(cotangent_name(schema, result), "tensor", result.dtype, result.dims)
+        Parameter(
+            cotangent_name(schema, result), "tensor", result.dtype, result.dims, many=result.many
+        )
         for result in schema.results
         if result.dtype.may_be_floating
     ]
     gradients = [
-        Result(f"grad_{part.name}", part.dtype, part.dims)
+        Result(f"grad_{part.name}", part.dtype, part.dims, part.many)
         for part in tensors
         if part.dtype is not None and part.dtype.may_be_floating
     ]
@@ -732,7 +824,8 @@ def _make_vjp(schema: Schema, name: str | None) -> Schema:
     scalars = [part._replace(keyword_only=True) for part in schema.scalars]
     namespace, _, last = (name or f"{schema.qualified}_vjp").partition("::")
     try:
-        return Schema(namespace, last, [*tensors, *cotangents, *scalars], gradients)
+        parameters = [*tensors, *cotangents, *scalars]
+        return Schema(namespace, last, parameters, gradients, elements=schema.elements)
     except ArgumentError as error:
         raise _refuse(schema, str(error)) from error
 
@@ -755,7 +848,7 @@ def _name_dims(schema: Schema) -> list[Parameter]:
                 while name in taken:
                     name += "_"
                 taken.add(name)
-                dim = Dim("name", name)
+                dim = Dim("name", name if part.many is None else EACH + name)
             dims.append(dim)
         tensors.append(part._replace(dims=tuple(dims), default=MISSING, keyword_only=False))
     return tensors
@@ -789,6 +882,7 @@ def _look_like_lists(schema: Schema) -> set[str]:
         if written and all(
             isinstance(part, Parameter)
             and not part.mutated
+            and part.many is None
             and [dim.kind for dim in part.dims] in ([], ["constant"])
             for part in written
         ):
@@ -833,7 +927,8 @@ def write_type(part: Parameter | Result, defined: set[str]) -> str:
         dtype = "|".join(map(short_name, part.dtype.dtypes))
     defined.add(part.dtype.name)
     optional = "?" if isinstance(part, Parameter) and part.optional else ""
-    return f"{dtype or part.dtype.text}[{', '.join(map(str, part.dims))}]{optional}"
+    dims = ", ".join(map(str, part.dims))
+    return f"{dtype or part.dtype.text}[{dims}]{write_many(part.many)}{optional}"
 
 
 def write_literal(value: Any) -> str:
@@ -977,6 +1072,7 @@ def torch_schema(schema: Schema) -> str:
             items.append("*")
         alias = f"({next(marks)}!)" if parameter.mutated else ""
         kind = f"Tensor{alias}" if parameter.is_tensor else parameter.kind
+        kind += "[]" if parameter.many is not None else ""
         if kind in ("int", "int[]"):  # torch may compile one program for all values, or know none
             count = "" if parameter.length is None else parameter.length
             kind = "SymInt" if kind == "int" else f"SymInt[{count}]"
@@ -988,7 +1084,7 @@ def torch_schema(schema: Schema) -> str:
         if parameter.default is not MISSING and parameter.name not in hidden:
             text += f"={write_literal(parameter.default)}"
         items.append(text)
-    tensors = ["Tensor"] * len(schema.results)
+    tensors = ["Tensor" if part.many is None else "Tensor[]" for part in schema.results]
     results = tensors[0] if len(tensors) == 1 else f"({', '.join(tensors)})"
     return f"{schema.name}({', '.join(items)}) -> {results}"
 
@@ -1026,6 +1122,8 @@ def _is_read_by_torch(default: Any) -> bool:
 
 def signature(schema: Schema) -> Signature:
     """Return the call as Python sees it; see `Schema.signature`."""
+    if not all(part.name.isidentifier() for part in schema.parameters):  # "xs[0]"
+        return Signature([Item("args", Item.VAR_POSITIONAL), Item("kwargs", Item.VAR_KEYWORD)])
     items = [
         Item(
             part.name,
@@ -1036,7 +1134,9 @@ def signature(schema: Schema) -> Signature:
         for part in schema.parameters
     ]
     if schema.results:
-        kind = "tensor" if len(schema.results) == 1 else "tuple"
+        kind = "tuple"
+        if len(schema.results) == 1:
+            kind = "tensor" if schema.results[0].many is None else "list"
         items.append(Item("out", Item.KEYWORD_ONLY, default=None, annotation=f"{kind}?"))
     types = [result.type_text for result in schema.results]
     returns = types[0] if len(types) == 1 else f"({', '.join(types)})" if types else None
@@ -1097,6 +1197,8 @@ def _scalar(parameter: Parameter) -> str:
 
 
 def _out(schema: Schema) -> str:
+    if len(schema.results) == 1 and schema.results[0].many is not None:
+        return "out: a list of tensors to write the results into, and to return."
     if len(schema.results) == 1:
         return "out: a tensor to write the result into, of the same framework, and to return."
     names = ", ".join([result.name for result in schema.results])
@@ -1113,6 +1215,10 @@ def _tensor(schema: Schema, part: Part) -> str:
     dims = ", ".join(map(str, part.dims))
     shape = f"of shape [{dims}]" if dims else "without dimensions"
     words = [f"{_dtype(part.dtype)} {shape}"]
+    if part.many is not None:
+        count = "" if part.many.kind == "any" else f"{part.many} "
+        kind = "list or tuple" if isinstance(part, Parameter) else "list"
+        words = [f"{kind} of {count}tensors, each a {words[0]}"]
     if part.dtype.only is None:
         words += _same_dtype(schema, part)
     return ", ".join(words)

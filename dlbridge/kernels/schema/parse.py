@@ -4,17 +4,19 @@
     item      = "*" | NAME ["!"] ":" type ["=" default]
     type      = (tensor | "int" | "float" | "bool" | "str" | "dtype" | list) ["?"]
     list      = ("int" | "float") "[" [INTEGER] "]"
-    tensor    = "like" NAME | [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]"
-    dim       = "_" | "..." | "*" NAME | sum
+    tensor    = "like" NAME | [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]" [many]
+    many      = "[" [NAME | INTEGER] "]"
+    dim       = "_" | ["?"] "..." | ["?"] "*" NAME | sum
     sum       = product {("+" | "-") product}
     product   = operand {("*" | "//") operand}
-    operand   = NAME | INTEGER | "(" sum ")"
+    operand   = ["?"] NAME | INTEGER | "(" sum ")"
     results   = tensor | "(" [result {"," result} [","]] ")"
     result    = [NAME ":"] tensor
     default   = "None" | "True" | "False" | number | STRING | dtype | "[" [number {"," number}] "]"
     number    = ["-"] (NUMBER | "inf" | "nan")
 
-Brackets make a tensor; `(…)` as in Python may span lines. An argument `int[]`, `int[2]`, `float[]`
+Brackets make a tensor, and further brackets behind it a list of tensors, of which "?" marks what
+each has for itself; `(…)` as in Python may span lines. An argument `int[]`, `int[2]`, `float[]`
 or `float[2]` is a list of numbers, unless a tensor of the schema has a type that only a tensor can
 have, such as `int[n]`, or is a result: then `int` is the dtype of them all.
 
@@ -31,6 +33,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
+    EACH,
     LIST_KINDS,
     MAX_LISTED,
     MAX_NESTED,
@@ -146,6 +149,7 @@ class Reader:
 
 # ---- the parser ----------------------------------------------------------------------------------
 
+Type = tuple[DTypeSet, tuple[Dim, ...], Dim | None]  # of a tensor: dtype, dims, and `many`
 _WORDS = {"None": None, "True": True, "False": False}
 
 
@@ -155,7 +159,7 @@ class Parser:
     Attributes:
         places: the first words of each parameter, then result.
         variables: the dtypes so far.
-        known: dtype and dimensions of each tensor argument so far.
+        known: the type of each tensor argument so far.
         tensors, scalars: how many there are so far.
         lists: the words that mean lists where brackets with a number or nothing follow.
         operands, nested: of the expression that is being read: its operands so far, and how many
@@ -171,7 +175,7 @@ class Parser:
         self.reader = Reader(text)
         self.places: list[Token] = []
         self.variables: dict[str, DTypeSet] = {}
-        self.known: dict[str, tuple[DTypeSet, tuple[Dim, ...]]] = {}
+        self.known: dict[str, Type] = {}
         self.lists: set[str] = set()
         self.tensors = self.scalars = self.operands = self.nested = 0
 
@@ -216,11 +220,11 @@ class Parser:
                 self.lists.discard(token.text)
 
     def _is_list(self, place: int) -> bool:
-        """Return whether a word, "[", a number or nothing, and "]" stand here."""
-        inside = [token.text for token in self.reader.tokens[place + 1 : place + 4]]
-        return inside[:2] == ["[", "]"] or (
-            len(inside) == 3 and inside[0] == "[" and inside[1].isdecimal() and inside[2] == "]"
-        )
+        """Return whether a word, "[", a number or nothing, and "]" stand here, and no more "["."""
+        inside = [token.text for token in self.reader.tokens[place + 1 : place + 5]]
+        if len(inside) > 2 and inside[1].isdecimal():
+            del inside[1]
+        return inside[:2] == ["[", "]"] and inside[2:3] != ["["]
 
     # ---- parameters ----------------------------------------------------------------------------
 
@@ -259,6 +263,7 @@ class Parser:
         dtype: DTypeSet | None = None
         dims: tuple[Dim, ...] = ()
         length: int | None = None
+        many: Dim | None = None
         if is_scalar or is_list:
             reader.advance()
             self.scalars += 1
@@ -269,7 +274,7 @@ class Parser:
             length = self._length() if is_list else None
         else:
             kind = "tensor"
-            dtype, dims = self.known[place.text] = self._tensor()
+            dtype, dims, many = self.known[place.text] = self._tensor()
         optional = bool(reader.accept("?"))
         default: Any = MISSING
         if reader.accept("="):
@@ -277,7 +282,7 @@ class Parser:
                 self._list(kind, length, optional) if is_list else self._default(kind, optional)
             )
         return Parameter(
-            place.text, kind, dtype, dims, optional, default, keyword_only, mutated, length
+            place.text, kind, dtype, dims, optional, default, keyword_only, mutated, length, many
         )
 
     def _length(self) -> int | None:
@@ -374,7 +379,7 @@ class Parser:
 
     # ---- tensors -------------------------------------------------------------------------------
 
-    def _tensor(self) -> tuple[DTypeSet, tuple[Dim, ...]]:
+    def _tensor(self) -> Type:
         reader = self.reader
         first = reader.next
         self.tensors += 1
@@ -397,10 +402,29 @@ class Parser:
                     reader.refuse_next("',' or ']'")
                 if reader.next.text == "]":
                     reader.refuse_next("a dimension after ','")
-        return dtype, tuple(dims)
+        return dtype, tuple(dims), self._many()
 
-    def _like(self) -> tuple[DTypeSet, tuple[Dim, ...]]:
-        """Return dtype and dimensions of another tensor, which become those of this one."""
+    def _many(self) -> Dim | None:
+        """Return how many tensors a list has, where one stands here; its brackets are read."""
+        reader = self.reader
+        if not reader.accept("["):
+            return None
+        token = reader.next
+        if token.kind == "name":
+            many = Dim("name", reader.advance().text)
+        elif token.kind == "number" and token.text.isdecimal():
+            many = Dim("constant", self._number(reader.advance().text, token, int))
+            self._limit(int(many.value), MAX_TENSORS, "tensors in a list", token)
+        else:
+            many = Dim("any")
+        if not reader.accept("]"):
+            reader.refuse_next("a number or a name for the length of the list, or ']'")
+        if reader.next.text == "[":
+            reader.refuse("a list of tensors cannot hold lists", reader.next)
+        return many
+
+    def _like(self) -> Type:
+        """Return the type of another tensor, which becomes that of this one."""
         self.reader.advance()
         other = self.reader.advance()
         if other.text not in self.known:
@@ -408,14 +432,14 @@ class Parser:
             self.reader.refuse(
                 f"'like {other.text}': expected a tensor argument before it ({names})", other
             )
-        dtype, dims = self.known[other.text]
+        dtype, dims, many = self.known[other.text]
         if any(dim.kind == "any" for dim in dims):
             self.reader.refuse(
                 f"'like {other.text}': {other.text!r} has a dimension '_', whose extent has no "
                 "name to refer to; give it one",
                 other,
             )
-        return dtype, dims
+        return dtype, dims, many
 
     def _dtype(self) -> DTypeSet:
         reader = self.reader
@@ -464,10 +488,13 @@ class Parser:
     def _dim(self) -> Dim:
         reader = self.reader
         token = reader.next
+        mark = EACH if token.text == EACH and reader.peek(1).text in ("...", "*") else ""
+        if mark:
+            reader.advance()
         if reader.accept("..."):
-            return Dim("pack", NAMELESS)
+            return Dim("pack", mark + NAMELESS)
         if reader.accept("*"):
-            return Dim("pack", reader.expect_name("the name of a pack after '*'").text)
+            return Dim("pack", mark + reader.expect_name("the name of a pack after '*'").text)
         if token.text == "_":
             reader.advance()
             return Dim("any")
@@ -508,6 +535,9 @@ class Parser:
             reader.refuse("'_' stands alone: it has no value to compute with", token)
         if token.kind == "name":
             return [("n", reader.advance().text)]
+        if reader.accept(EACH):
+            name = reader.expect_name(f"the name of a dimension after {EACH!r}")
+            return [("n", EACH + name.text)]
         if reader.accept("("):
             self.operands -= 1
             self.nested += 1
@@ -522,10 +552,10 @@ class Parser:
 
     def _results(self) -> tuple[Result, ...]:
         reader = self.reader
-        found: list[tuple[str, DTypeSet, tuple[Dim, ...]]] = []
+        found: list[tuple[str, Type]] = []
         if not reader.accept("("):
             self.places.append(reader.next)
-            found.append(("", *self._tensor()))
+            found.append(("", self._tensor()))
         else:
             while not reader.accept(")"):
                 self.places.append(reader.next)
@@ -533,12 +563,12 @@ class Parser:
                 if reader.peek(1).text == ":":
                     name = reader.expect_name("a result's name").text
                     reader.advance()
-                found.append((name, *self._tensor()))
+                found.append((name, self._tensor()))
                 self._end_item(")")
         return tuple(
             [
-                Result(name or default_name(index, len(found)), dtype, dims)
-                for index, (name, dtype, dims) in enumerate(found)
+                Result(name or default_name(index, len(found)), *of_type)
+                for index, (name, of_type) in enumerate(found)
             ]
         )
 

@@ -29,6 +29,7 @@ MAX_SCALARS = 16
 MAX_NAMES = 32
 MAX_PACKS = 4
 MAX_DTYPES = 16
+MAX_ELEMENT_PACKS = 32  # of a call, where each tensor of a list has its own
 MAX_LISTS = 8  # arguments that are lists of numbers
 MAX_LISTED = 64  # numbers in one of them
 
@@ -42,6 +43,7 @@ MAX_STEPS = 2 * MAX_OPERANDS - 1
 MAX_NESTED = 32  # parentheses in one another: 15 can mean something
 
 NAMELESS = "..."  # the name of the pack that has none
+EACH = "?"  # begins the names that each tensor of a list has for itself
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
@@ -61,6 +63,7 @@ class Dim(NamedTuple):
             (`_`: whatever comes), "pack" (`...` or `*name`: any number of dimensions) or
             "expression" (`2*n`: computed).
         value: the extent of a constant, the name of a name or pack ("..." if it has none), else "".
+            A name that each tensor of a list has for itself begins with "?".
         steps: an expression in postfix: ("c", extent), ("n", name), ("+" "-" "*" "/", "").
 
     Example:
@@ -191,7 +194,9 @@ def make_expression(steps: Iterable[Step]) -> Dim:
 
 
 def _write_pack(dim: Dim) -> str:
-    return NAMELESS if dim.value == NAMELESS else f"*{dim.value}"
+    name = str(dim.value).removeprefix(EACH)
+    mark = EACH if name != dim.value else ""
+    return f"{mark}{name}" if name.startswith(NAMELESS) else f"{mark}*{name}"
 
 
 def _write_expression(dim: Dim) -> str:
@@ -461,6 +466,8 @@ class Parameter(NamedTuple):
         keyword_only: True when it is passed by name only.
         mutated: True for a tensor that the kernel writes in place.
         length: how many numbers a list must have; None for any number of them.
+        many: of a list of tensors, how many it has: a Dim of kind "any", "constant" or "name";
+            None for one tensor.
     """
 
     name: str
@@ -472,6 +479,7 @@ class Parameter(NamedTuple):
     keyword_only: bool = False
     mutated: bool = False
     length: int | None = None
+    many: Dim | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -486,6 +494,7 @@ class Parameter(NamedTuple):
     def expected(self, bindings: Bindings | None = None) -> str:
         """Return the type, with what is bound: "f32[k=56, n]"."""
         text = self.kind if self.dtype is None else expected_text(self.dtype, self.dims, bindings)
+        text += write_many(self.many)
         if self.length is not None:
             text = f"{self.kind[:-1]}{self.length}]"
         return f"{text}?" if self.optional else text
@@ -498,23 +507,32 @@ class Result(NamedTuple):
         name: its name; "out" for the only one, "out_0", "out_1", … where the text gives none.
         dtype: its DTypeSet.
         dims: its dimensions.
+        many: of a list of tensors, how many it has, as for a Parameter.
     """
 
     name: str
     dtype: DTypeSet
     dims: tuple[Dim, ...]
+    many: Dim | None = None
 
     @property
     def type_text(self) -> str:
         """The result's type: "f32[n]"."""
-        return expected_text(self.dtype, self.dims, None)
+        return self.expected()
 
     def expected(self, bindings: Bindings | None = None) -> str:
         """Return the type, with what is bound: "f32[k=56, n=3]"."""
-        return expected_text(self.dtype, self.dims, bindings)
+        return expected_text(self.dtype, self.dims, bindings) + write_many(self.many)
 
 
 Part = Parameter | Result
+
+
+def write_many(many: Dim | None) -> str:
+    """Return what follows the type of the tensors of a list: "[]", "[2]", "[k]"; "" for none."""
+    if many is None:
+        return ""
+    return "[]" if many.kind == "any" else f"[{many}]"
 
 
 def join_parts(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> tuple[Part, ...]:
@@ -526,7 +544,8 @@ class Arguments(NamedTuple):
     """A call, sorted: tensors and scalars in the schema's order.
 
     Attributes:
-        tensors: the caller's own objects, None for an optional one that is left out.
+        tensors: the caller's own objects, None for an optional one that is left out; a list of
+            them for a list of tensors. So in `out`.
         scalars: int, float, bool, str of Python, a tuple of numbers, a DType, or None for an
             optional one that is left out.
         out: the objects given as `out=`, one for each result; None without it.
@@ -557,8 +576,7 @@ def _dim_text(dim: Dim, bindings: Bindings) -> str:
         extents = bindings.packs.get(str(dim.value))
         if extents is None:
             return str(dim)
-        prefix = "" if dim.value == NAMELESS else "*"
-        return f"{prefix}{dim.value}=({', '.join(map(str, extents))})"
+        return f"{dim}=({', '.join(map(str, extents))})"
     if dim.kind not in ("name", "expression"):
         return str(dim)
     try:

@@ -1,0 +1,369 @@
+"""Kernels that take or give lists of tensors: one kernel without lists for each length of them.
+
+    mylib::stack(xs: f32[n][k]) -> f32[k, n]
+
+A call binds the lengths, finds or makes the kernel for them, calls it with all tensors in a row,
+and groups what it returns. That kernel is called, compiled, differentiated and batched as any
+other: no framework knows lists, but for torch, whose operator takes `Tensor[]`.
+
+A kernel in C gets all tensors in a row, and asks `dlb_get_tensors` where a list begins. Functions
+of Python get lists, and so do C functions with a signature, as arrays of addresses. A vjp or a jvp
+gets and returns lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import Parameter as Item
+from inspect import Signature
+from typing import TYPE_CHECKING, Any
+
+from dlbridge import registry
+from dlbridge.errors import ArgumentError
+from dlbridge.kernels import binding, gradients
+from dlbridge.kernels.gradients import Derivative, Jvp, Rule, Vjp
+from dlbridge.kernels.kinds import Function, read_signature
+from dlbridge.kernels.kinds.raw import raw_caller
+from dlbridge.kernels.schema import Flat, Schema, flatten, gather, join_parts, lengths_of, spread
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kernel import Kernel
+
+
+class Lists:
+    """The kernels that serve the calls of one with lists.
+
+    Attributes:
+        whole: the kernel with lists.
+        wrap: `dlbridge.wrap`, by which derivatives are derived.
+    """
+
+    def __init__(self, whole: Kernel) -> None:
+        self.whole = whole
+        self.wrap: Callable[..., Kernel]
+        self._kernels: dict[tuple[int, ...], Kernel] = {}
+        self._are_lists = [part.many is not None for part in self.schema.tensors]
+        self._lock = registry.lock()
+
+    @property
+    def schema(self) -> Schema:
+        """The schema with lists."""
+        assert self.whole.schema is not None
+        return self.whole.schema
+
+    def check(self, wrap: Callable[..., Kernel]) -> None:
+        """Make one of the kernels, so that what cannot work is refused when it is wrapped.
+
+        Raises:
+            DLBridgeError: as `wrap` does.
+        """
+        self.wrap = wrap
+        lengths = [
+            int(part.many.value) if part.many.kind == "constant" else 1
+            for part in self.schema.tensors
+            if part.many is not None
+        ]
+        self.kernel(tuple(lengths))
+
+    def serving(self, tensors: Sequence[Any]) -> Kernel:
+        """Return the kernel for the lists of a call, whose tensors are as `arrange` sorts them.
+
+        Raises:
+            ArgumentError: lists of other lengths than the schema says; or as `kernel`.
+        """
+        lengths = tuple([len(each) for each, is_list in zip(tensors, self._are_lists) if is_list])  # noqa: B905
+        found = self._kernels.get(lengths)  # which fitted before
+        return found or self.kernel(lengths_of(self.schema, tensors))
+
+    def kernel(self, lengths: tuple[int, ...]) -> Kernel:
+        """Return the kernel for lists of these lengths.
+
+        Raises:
+            ArgumentError: there are too many tensors, or too few to determine the results.
+        """
+        found = self._kernels.get(lengths)
+        if found is None:
+            with self._lock:
+                found = self._kernels.get(lengths)
+                if found is None:
+                    found = self._kernels[lengths] = self._make(flatten(self.schema, lengths))
+        return found
+
+    def _make(self, flat: Flat) -> Kernel:
+        whole = self.whole
+        recipe = dataclasses.replace(
+            whole.recipe,
+            schema=flat.schema,
+            functions={
+                platform: _flat_function(function, flat)
+                for platform, function in whole.functions.items()
+            },
+            vjp=_flat_rule(whole.vjp, gradients.make_vjp, whole, flat),
+            jvp=_flat_rule(whole.jvp, gradients.make_jvp, whole, flat),
+            batch=_flat_batch(whole.batch, flat),
+            flat=flat,
+            whole=whole,
+        )
+        made = type(whole)(recipe)
+        gradients.check(made, self.wrap)
+        return made
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def call(self, framework: str | None, args: Any, kwargs: Any) -> Any:
+        """Call the kernel: with tensors of `framework`, or with those of any one.
+
+        Raises:
+            UnsupportedTypeError, ArgumentError: the arguments do not fit the schema.
+        """
+        schema = self.schema
+        arguments = schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
+        kernel = self.serving(arguments.tensors)
+        flat = kernel.flat
+        assert flat is not None
+        tensors = spread(arguments.tensors, flat.counts)
+        values, named = flat.schema.spell(tensors, arguments.scalars)
+        if arguments.out is not None:
+            outs = _spread_out(flat, arguments.out)
+            if flat.schema.results:
+                named["out"] = outs[0] if len(outs) == 1 else tuple(outs)
+        function = kernel if framework is None else getattr(kernel, framework)
+        found = function(*values, **named)
+        is_functional = False
+        if flat.written:
+            name = framework or next(map(binding.framework_name, tensors), None)
+            is_functional = name in binding.FUNCTIONAL
+        return group_results(flat, found, is_functional)
+
+    def function(self, framework: str) -> Callable[..., Any]:
+        """Return what `kernel.<framework>` is."""
+        kernel = self.whole
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kernel.prepare("traced"):
+                return kernel.traced(*args, **kwargs)
+            return self.call(framework, args, kwargs)
+
+        call.__name__ = kernel.__name__
+        call.__qualname__ = kernel.__qualname__
+        call.__doc__ = kernel.__doc__
+        call.__signature__ = self.schema.signature()  # type: ignore[attr-defined]
+        call.autograph_info__ = {}  # type: ignore[attr-defined]  # see Kernel
+        return call
+
+
+def _spread_out(flat: Flat, out: Sequence[Any]) -> list[Any]:
+    for part, value, count in zip(flat.whole.results, out, flat.results, strict=True):
+        if count is not None and len(value) != count:
+            raise ArgumentError(
+                f"{flat.whole.qualified}: out: expected {count} tensors for {part.name!r}, got "
+                f"{len(value)}"
+            )
+    return spread(out, flat.results)
+
+
+def group_results(flat: Flat, found: Any, is_functional: bool = False) -> Any:
+    """Return the results of a call as the schema with lists has them.
+
+    Args:
+        flat: of the kernel that was called.
+        found: what it returned: nothing, a tensor, or a tuple of them.
+        is_functional: whether arguments that are written come back after the results.
+    """
+    counts = (*flat.results, *(flat.written if is_functional else ()))
+    several = _several(found, sum([1 if count is None else count for count in counts]))
+    grouped = gather(several, counts)
+    return tuple(grouped) if len(grouped) > 1 else (grouped[0] if grouped else None)
+
+
+def _several(found: Any, count: int) -> list[Any]:
+    if count == 0:
+        return []
+    return [found] if count == 1 else list(found)
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+def write_key(key: str, lengths: Sequence[int]) -> str:
+    """Return the key by which programs know a kernel for lists of these lengths.
+
+    Example:
+        >>> write_key("mylib::stack", (2, 3))
+        'mylib::stack[2,3]'
+    """
+    return f"{key}[{','.join(map(str, lengths))}]"
+
+
+def read_key(key: str) -> tuple[str, tuple[int, ...]]:
+    """Return the key of the kernel with lists, and their lengths."""
+    name, _, lengths = key.removesuffix("]").partition("[")
+    numbers = lengths.split(",")
+    return name, tuple([int(each) for each in numbers if each.isdecimal()])
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+
+def _flat_function(function: Function, flat: Flat) -> Function:
+    """Return the function as it is called with all tensors in a row."""
+    if function.framework is not None:
+        return dataclasses.replace(function, callable=_grouping(function.callable, flat))
+    if function.is_raw:
+        caller = raw_caller(function.address, function.abi, flat.whole)
+        return dataclasses.replace(
+            function, abi="python:dlbridge", address=0, callable=_grouping(caller, flat)
+        )
+    return function
+
+
+def _grouping(function: Callable[..., Any], flat: Flat) -> Callable[..., Any]:
+    """Return a function of tensors in a row that calls one of lists; `out` is grouped as well."""
+    signature = read_signature(function)
+    needs_out = _needs_out(signature, flat)
+
+    def call(*tensors: Any, **given: Any) -> Any:
+        if needs_out or "out" in given:
+            given["out"] = group_results(flat, given.get("out"))
+        found = function(*gather(tensors, flat.counts), **given)
+        several = [found] if len(flat.results) == 1 else found
+        if found is None or not isinstance(several, (tuple, list)):
+            return found
+        if len(several) != len(flat.results):
+            return tuple(several)  # which is refused
+        row = tuple(_spread_results(flat, several))
+        return row if len(row) != 1 else row[0]
+
+    if signature is not None:
+        call.__signature__ = _signature(signature, flat)  # type: ignore[attr-defined]
+    call.__name__ = getattr(function, "__name__", flat.schema.name)
+    if getattr(function, "only_reads", False):
+        call.only_reads = True  # type: ignore[attr-defined]
+    return call
+
+
+def _needs_out(signature: Signature | None, flat: Flat) -> bool:
+    """Return whether the function must be given `out`, in which no tensor is."""
+    out = None if signature is None else signature.parameters.get("out")
+    if out is None or out.default is not out.empty or flat.schema.results:
+        return False
+    return bool(flat.whole.results)
+
+
+def _spread_results(flat: Flat, several: Sequence[Any]) -> Iterator[Any]:
+    for value, count in zip(several, flat.results, strict=True):
+        if count is not None and isinstance(value, (tuple, list)):
+            yield from value
+        else:
+            yield value
+
+
+def _signature(signature: Signature, flat: Flat) -> Signature:
+    """Return a signature with the tensors in a row, and everything else by name."""
+    first = [Item(f"tensor_{at}", Item.POSITIONAL_ONLY) for at in range(len(flat.schema.tensors))]
+    by_position = (Item.POSITIONAL_ONLY, Item.POSITIONAL_OR_KEYWORD)
+    given = list(signature.parameters.values())
+    count = len(flat.whole.tensors)
+    positional = [each for each in given if each.kind in by_position][count:]
+    named = [each for each in given if each.kind == Item.KEYWORD_ONLY]
+    others = [each.replace(kind=Item.KEYWORD_ONLY) for each in positional]
+    rest = [each for each in given if each.kind == Item.VAR_KEYWORD]
+    by_name = [each for each in (*others, *named) if flat.schema.results or each.name != "out"]
+    return Signature([*first, *by_name, *rest])
+
+
+# ---- derivatives and batches ---------------------------------------------------------------------
+
+
+def _flat_rule(
+    given: Any, make: Callable[[Kernel], Vjp | Jvp | None], kernel: Kernel, flat: Flat
+) -> Any:
+    """Return a rule of tensors in a row that calls one of lists; frameworks derive their own."""
+    if given is None or not gradients.is_differentiable(flat.schema):
+        return None
+    if isinstance(given, str):
+        return given
+    whole = make(kernel)
+    assert whole is not None
+    known = _values_of(flat)
+    groups = [known.get(name) for name in whole.rule.names]
+    names = [
+        each
+        for name, group in zip(whole.rule.names, groups, strict=True)
+        for each in ([name] if group is None else group)
+    ]
+    counts = [None if group is None else len(group) for group in groups]
+
+    def call(*values: Any) -> dict[str, Any]:
+        given = dict(zip(whole.rule.names, gather(values, counts), strict=True))
+        return _spread_derivatives(whole, flat, whole.rule(given))
+
+    return Rule(tuple(names), len(names), call)
+
+
+def _values_of(flat: Flat) -> dict[str, list[str] | None]:
+    """Return what a rule may ask for, and what of it is a list: the names of its tensors."""
+    found = dict(flat.names)
+    for part in flat.whole.tensors:
+        own = found[part.name]
+        moved = None if own is None else [f"tangent_{name}" for name in own]
+        found[f"tangent_{part.name}"] = moved
+    for name, place in gradients.cotangent_names(flat.whole).items():
+        result = flat.whole.results[place].name
+        own = found[result]
+        found[name] = None if own is None else [f"grad_{each}" for each in own]
+    return found
+
+
+def _spread_derivatives(whole: Derivative, flat: Flat, value: Any) -> dict[str, Any]:
+    """Return what a rule gave by the names of the flat schema."""
+    is_vjp = isinstance(whole, Vjp)
+    parts: Sequence[Any] = flat.whole.tensors if is_vjp else flat.whole.results
+    counts = flat.counts if is_vjp else flat.results
+    found: dict[str, Any] = {}
+    for part, count, given in zip(parts, counts, whole.collect(value), strict=True):
+        names = flat.names[part.name]
+        if given is None:
+            continue
+        if count is None or names is None:
+            found[part.name] = given
+            continue
+        if not isinstance(given, (tuple, list)) or len(given) != count:
+            raise whole.wrong_list(part.name, count, given)
+        found |= {name: each for name, each in zip(names, given, strict=True) if each is not None}
+    return found
+
+
+def _flat_batch(batch: Any, flat: Flat) -> Any:
+    """Return the rule for a batch, of which a function gets and returns lists."""
+    if not callable(batch):
+        return batch
+
+    def call(size: int, is_batched: Sequence[bool], *tensors: Any, **scalars: Any) -> Any:
+        grouped = gather(tensors, flat.counts)
+        marks = tuple(gather(is_batched, flat.counts))
+        found = batch(size, marks, *grouped, **scalars)
+        several = [found] if len(flat.results) == 1 else found
+        return tuple(_spread_results(flat, several))
+
+    return call
+
+
+def refuse_functions(functions: Mapping[str, Function], schema: Schema) -> None:
+    """Refuse functions that cannot be given lists of tensors.
+
+    Raises:
+        ArgumentError: such a function, and a schema with a list.
+    """
+    parts = join_parts(schema.tensors, schema.results)
+    name = next((part.name for part in parts if part.many is not None), None)
+    for function in functions.values():
+        takes = function.abi == "dltensors" or function.framework is not None or function.is_raw
+        if name is None or (takes and not function.is_gpu):
+            continue
+        what = "abi='pointers'" if function.abi == "pointers" else function.kind
+        raise ArgumentError(
+            f"wrap: {schema.qualified}: {name!r} is a list of tensors, which {what} cannot be "
+            "given; abi='dltensors', a C signature for the CPU and functions of Python can"
+        )
