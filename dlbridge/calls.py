@@ -93,6 +93,11 @@ def without_advice(function: Callable[P, R]) -> Callable[P, R]:
 
 
 _WITHOUT_ADVICE: set[Callable[..., Any]] = set()
+_NAMED: set[Callable[..., Any]] = set()  # methods whose refusals `publish` has named
+
+
+def _is_left(method: Callable[..., Any]) -> bool:
+    return method in _WITHOUT_ADVICE or method in _NAMED
 
 
 def with_advice(cls: type[T]) -> type[T]:
@@ -109,7 +114,7 @@ def with_advice(cls: type[T]) -> type[T]:
     for name, value in list(vars(cls).items()):
         if name.startswith("_"):
             continue
-        if isinstance(value, FunctionType) and value not in _WITHOUT_ADVICE:
+        if isinstance(value, FunctionType) and not _is_left(value):
             setattr(cls, name, advised(value))
         elif isinstance(value, classmethod | staticmethod):
             setattr(cls, name, type(value)(advised(value.__func__)))
@@ -173,7 +178,14 @@ def _publish_class(cls: type, name: str) -> None:
     """Let refusals of a constructor name the class as users do."""
     _CALLS[cls] = name
     _NAMES.add(cls.__name__)
-    with_advice(cls)
+    for method, value in list(vars(cls).items()):
+        is_plain = isinstance(value, FunctionType) and value not in _WITHOUT_ADVICE
+        if is_plain and not method.startswith("_"):
+            named = _naming(value, f"{name}.{method}", _OF_PYTHON)
+            _NAMED.add(named)
+            _NAMES.add(f"{name}.{method}")
+            setattr(cls, method, named)
+    with_advice(cls)  # the others: methods of the class, static ones
     for method in ("__init__", "__new__"):
         function = getattr(cls, method)
         if isinstance(function, FunctionType):
@@ -181,7 +193,19 @@ def _publish_class(cls: type, name: str) -> None:
             setattr(cls, method, staticmethod(named) if method == "__new__" else named)
 
 
-def _naming(function: FunctionType, name: str) -> Callable[..., Any]:
+# What Python itself says of a wrong value deep within, and what the conversion of an operand or the
+# graph says: methods leave other texts as they are, which are TensorFlow's.
+_OF_PYTHON = re.compile(
+    r"unhashable type|object is not (iterable|callable|subscriptable)|has no attribute"
+    r"|^expected string or bytes-like|^convert_to_tensor: |^Graph\.\w+: "
+)
+
+
+def _naming(
+    function: FunctionType, name: str, named: re.Pattern[str] | None = None
+) -> Callable[..., Any]:
+    """Return a function whose refusals, of all texts or of those that `named` finds, name it."""
+
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
         try:
@@ -190,7 +214,7 @@ def _naming(function: FunctionType, name: str) -> Callable[..., Any]:
             inner = error.__traceback__.tb_next if error.__traceback__ else None
             if inner is None or inner.tb_frame.f_globals.get("__name__") == "contextlib":
                 raise _misspelt(error, name, function) from None
-            if not _is_ours(inner):
+            if not _is_ours(inner) or (named is not None and not named.search(str(error))):
                 raise
             wrong = blamed(error, function, args, keywords)
             if isinstance(error, AttributeError) and wrong is not None:

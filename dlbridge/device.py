@@ -305,6 +305,7 @@ _READERS: dict[str, Callable[[Any], Fields]] = {
 
 def _write(device_type: int, device_id: int, framework: str) -> Any:
     """Return the device object of `framework` for these fields; see `Device.to`."""
+    registry.require_name(framework, "Device.to")
     adapter: registry.Adapter = registry.adapter(framework, "Device.to")
     names = adapter.device_names
     if not names:

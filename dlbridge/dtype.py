@@ -287,6 +287,7 @@ class DType:
             ExchangeError: reason "dtype"; the framework has no such dtype.
             FrameworkMissingError: it is not installed.
         """
+        registry.require_name(framework, "DType.to")
         found = _exported.get((self, framework))
         if found is None:
             found = _exported[self, framework] = _write(self.name, framework)

@@ -207,6 +207,16 @@ def canonical_name(name: str) -> str:
     return name if found is None else found.name
 
 
+def require_name(name: object, call: str) -> None:
+    """Refuse a framework's name that is not a string.
+
+    Raises:
+        ArgumentError: the text begins with `call`.
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(f"{call}: a framework's name must be a string, got {name!r}")
+
+
 _WITH_DEVICE = ("convert", "explain", "convert_tree", "stream")
 _DEVICE = re.compile(r"(cpu|cuda|gpu|tpu|mps|rocm|xpu)(:\d+)?")
 
@@ -217,6 +227,7 @@ def row(name: str, call: str = "convert") -> Row:
     Raises:
         ArgumentError: there is none of this name; the text begins with `call`.
     """
+    require_name(name, call)
     found = _ROWS.get(name) or _ROWS.get(canonical_name(name))
     if found is None:
         known = ", ".join(_ROWS)

@@ -353,7 +353,10 @@ class Operation(GraphElement):
 
         Raises:
             ValueError: there is no such attribute.
+            TypeError: `name` is not a string.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"Operation.get_attr: name must be a string, got {name!r}")
         if name not in self.attrs:
             raise ValueError(f"Operation {self.name!r} has no attr named {name!r}.")
         return _as_messages(self.attrs[name])
