@@ -60,9 +60,11 @@ from dlbridge.mpi.quick import (
     ALLGATHER,
     ALLTOALL,
     BARRIER,
+    GATHER,
     GOING_ON,
     QUICK,
     REDUCE_SCATTER,
+    SCATTER,
 )
 
 __all__ = [
@@ -139,6 +141,8 @@ GOING_ON.update(
     reduce_scatter=_going_on(collectives.ireduce_scatter),
     allgather=_going_on(collectives.iallgather),
     alltoall=_going_on(collectives.ialltoall),
+    gather=_going_on(collectives.igather),
+    scatter=_going_on(collectives.iscatter),
 )
 _CALLS = [
     _send := QUICK.send,
@@ -153,6 +157,8 @@ _CALLS = [
     _reduce_scatter := QUICK.reduce_scatter,
     _allgather := QUICK.allgather,
     _alltoall := QUICK.alltoall,
+    _gather := QUICK.gather,
+    _scatter := QUICK.scatter,
 ]
 operators.substitute(_CALLS, call_of)
 
@@ -466,6 +472,10 @@ def gather(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
+    gathered = _gather if comm is None else call_of(comm, "gather")
+    result = gathered(x, root, out, GATHER, timeout)
+    if result is not False:
+        return result
     limit = in_time("gather", comm, timeout)
     return _begin_gather(x)(comm, x, root, out).wait_or_cancel(limit)
 
@@ -497,6 +507,10 @@ def scatter(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
+    scattered = _scatter if comm is None else call_of(comm, "scatter")
+    result = scattered(x, root, to, out, SCATTER, timeout)
+    if result is not False:
+        return result
     limit = in_time("scatter", comm, timeout)
     return collectives.iscatter(comm, x, root, to, out).wait_or_cancel(limit)
 

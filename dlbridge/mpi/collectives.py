@@ -18,7 +18,16 @@ from dlbridge.mpi import reductions
 from dlbridge.mpi.agreement import MOST, Ballot, Values, agree, digest
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
-from dlbridge.mpi.quick import ALLGATHER, ALLTOALL, BARRIER, QUICK, REDUCE_SCATTER, learn_call
+from dlbridge.mpi.quick import (
+    ALLGATHER,
+    ALLTOALL,
+    BARRIER,
+    GATHER,
+    QUICK,
+    REDUCE_SCATTER,
+    SCATTER,
+    learn_call,
+)
 from dlbridge.mpi.values import Destination, Kind, Source, give, take
 from dlbridge.tensor.values import raw_bytes
 
@@ -434,8 +443,8 @@ def _read_announced(name: str, ballot: Ballot) -> tuple[Kind, np.ndarray[Any, An
 
 
 @begins("scatter")
-def iscatter(over: Channel, x: Any, root: int, to: str, out: Any) -> Request:
-    """Begin a scatter."""
+def iscatter(over: Channel, x: Any, root: int, to: str, out: Any, state: State = None) -> Request:
+    """Begin a scatter, or go on with one."""
     is_root = root == over.rank
 
     def result(kind: Kind) -> Kind:
@@ -454,9 +463,11 @@ def iscatter(over: Channel, x: Any, root: int, to: str, out: Any) -> Request:
     elif call.source is None and call.out is not None:
         row = call.out.kind
         known = Kind((over.size, *row.shape), row.dtype)
+    if call.error is None:
+        learn_call((SCATTER, int(root)), partial(digest, "scatter", f"root={root}"))
 
     def steps(operation: Operation) -> Steps:
-        ballot = _announce(call, over, is_root, known)
+        ballot = _announce(call, over, is_root, known, state)
         yield from agree(over, operation, ballot)
         kind, small = _read_announced(call.name, ballot)
         made = call.receive(result(kind)) if target is None else target
@@ -480,8 +491,8 @@ def iscatter(over: Channel, x: Any, root: int, to: str, out: Any) -> Request:
 
 
 @begins("gather")
-def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
-    """Begin a gather."""
+def igather(over: Channel, x: Any, root: int, out: Any, state: State = None) -> Request:
+    """Begin a gather, or go on with one."""
     is_root = root == over.rank
 
     def result(kind: Kind) -> Kind:
@@ -492,8 +503,10 @@ def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
 
     out = out if is_root else None
     call = require_tensor(prepare("gather", x, out, result, f"root={root}"))
+    if call.error is None:
+        learn_call((GATHER, int(root)), partial(digest, "gather", f"root={root}"))
     if call.source is not None and call.source.tensor.nbytes * over.size <= COPIED_MOST:
-        return start(call, over, partial(_gather, call, over, None, _all if is_root else None))
+        return start(call, over, partial(_gather, call, over, state, _all if is_root else None))
     call, target = with_target(call) if is_root else (call, None)
 
     def steps(operation: Operation) -> Steps:

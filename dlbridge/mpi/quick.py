@@ -24,6 +24,7 @@ GOING_ON: dict[str, Callable[..., Any]] = {}
 # The arguments of calls that have none, or the same as another call.
 ALLGATHER, ALLTOALL, BARRIER = "allgather", "alltoall", "barrier"
 REDUCE_SCATTER = "reduce_scatter"
+GATHER, SCATTER = "gather", "scatter"  # with the root
 _MOST = 64  # array types that are known; each stays as long as the process
 
 

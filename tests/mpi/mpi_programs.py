@@ -230,6 +230,53 @@ def gathered_and_scattered() -> None:
     check(mpi.allreduce(np.ones(3)), np.full(3, float(size)))
 
 
+def gathered_by_c() -> None:
+    """Small tensors of a known type and root: C and Python in any mixture, whoever is late."""
+    rank, size = mpi.rank(), mpi.size()
+    x = np.arange(3.0) + rank
+    stacked = np.arange(3.0) + np.arange(size)[:, None]
+    for root in {0, size - 1}:
+        rows = stacked if rank == root else None
+        mpi.gather(x, root), mpi.scatter(rows, root)  # C learns them
+        for late in (None, *range(size)):
+            for is_quick in (True, rank == 0, rank != 0):
+                mpi.barrier()
+                if late == rank:
+                    pause(0.003)
+                got = mpi.gather(x, root) if is_quick else mpi.igather(x, root).wait()
+                assert (got is None) == (rank != root)
+                if rank == root:
+                    check(got, stacked)
+                row = mpi.scatter(rows, root) if is_quick else mpi.iscatter(rows, root).wait()
+                check(row, x)
+        out = np.zeros_like(stacked)
+        got = QUICK.gather(x, root, out, "gather", 60)
+        assert got is (out if rank == root else None)
+        check(out, stacked if rank == root else np.zeros_like(stacked))
+        row = np.zeros(3)
+        assert QUICK.scatter(rows, root, "numpy", row, "scatter", 60) is row
+        check(row, x)
+        check(QUICK.scatter(stacked, root, "numpy", None, "scatter"), x)
+        check(QUICK.scatter(stacked[:, 0].copy(), root, "numpy", None, "scatter"), x[0])
+        first = np.array(x[0])
+        got = QUICK.gather(first, root, None, "gather") if rank else mpi.igather(first, root).wait()
+        assert (got is None) == (rank != root)
+        if rank == root:
+            check(got, stacked[:, 0])
+        large = np.ones((size, 5000)) * np.arange(size)[:, None]  # the others see that in C
+        check(mpi.scatter(large if rank == root else None, root), large[rank])
+        if rank == root:
+            assert QUICK.scatter(large, root, "numpy", None, "scatter") is False
+            assert QUICK.scatter(None, root, "numpy", None, "scatter") is False
+            assert QUICK.gather(x, root, np.zeros(1), "gather") is False
+            for odd in (np.ones((size + 1, 2)), np.ones(()), np.ones((size, 0)), [1.0]):
+                assert QUICK.scatter(odd, root, "numpy", None, "scatter") is False, odd
+        for other in (True, -1, size, 0.0):
+            assert QUICK.gather(x, other, None, "gather") is False
+            assert QUICK.scatter(rows, other, "numpy", None, "scatter") is False
+        mpi.barrier()
+
+
 def a_tree(rank: int) -> dict[str, Any]:
     """Return tensors of many dtypes and sizes; the largest of them go by themselves."""
     tied = values(rank, (4, 3), "float32")

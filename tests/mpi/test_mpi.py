@@ -33,6 +33,7 @@ TOGETHER = (
     "means",
     "copies",
     "gathered_and_scattered",
+    "gathered_by_c",
     "ragged_rows",
     "trees",
     "trees_that_do_not_agree",

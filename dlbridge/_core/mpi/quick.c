@@ -1222,6 +1222,132 @@ done:
     return result;
 }
 
+/* ---- gather and scatter of small tensors, which travel with the ballot ---- */
+
+/* The digest of a call with a root, and that; -1: declined, perhaps with an exception.
+ */
+static int find_root(const quick *self, PyObject *name, PyObject *root,
+                     uint8_t digest[16]) {
+    PyObject *key = PyLong_CheckExact(root) ? PyTuple_Pack(2, name, root) : NULL;
+    bool is_known = key != NULL && find_digest(self, key, digest);
+    Py_XDECREF(key);
+    return is_known ? (int)PyLong_AsLong(root) : -1; /* it is known, so it exists */
+}
+
+/* The shape of `dl` below a first dimension of the number of ranks; returns how many
+ * dimensions that are. */
+static int32_t stacked(const dlb_peers *over, const DLTensor *dl, int64_t *shape) {
+    shape[0] = over->size;
+    if (dl->ndim > 0) /* else it may be NULL */
+        memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
+    return dl->ndim + 1;
+}
+
+static PyObject *quick_gather(const caller *by, dlb_peers *over, PyObject *const *args,
+                              Py_ssize_t Py_UNUSED(count)) { /* x, root, out, key */
+    uint8_t call[16];
+    source from;
+    int root = find_root(by->self, args[3], args[1], call);
+    size_t most = DLB_COPIED_MOST / (size_t)over->size;
+    if (root < 0 || take_source(by->self, args[0], most, &from) <= 0)
+        return decline();
+    const DLTensor *dl = &from.view.dl;
+    int64_t shape[MOST_DIMENSIONS];
+    int32_t ndim = stacked(over, dl, shape);
+    destination to = {.out = Py_None};
+    PyObject *result = NULL;
+    dlb_ballot *ballot = NULL;
+    if (root != over->rank || open_out(by->self, args[2], dl, ndim, shape, &to) > 0)
+        ballot = gather(over, call, &from);
+    else
+        to.out = Py_None; /* it was not opened */
+    int agreed = ballot == NULL ? -1 : settle(ballot, 0);
+    if (ballot == NULL)
+        result = decline();
+    else if (agreed == 0)
+        result = resume(by, "gather", ballot, args, 3);
+    else if (agreed > 0 && root != over->rank)
+        result = Py_NewRef(Py_None);
+    else if (agreed > 0 && to.out != Py_None)
+        result = fill_out(&to, dlb_ballot_payload(ballot));
+    else if (agreed > 0)
+        result = make_result(from.converter, dl->dtype, ndim, shape,
+                             dlb_ballot_payload(ballot), dlb_ballot_size(ballot));
+    Py_XDECREF(ballot);
+    close_out(&to);
+    drop_source(&from);
+    return result;
+}
+
+/* The row of this rank, of what the root sent along; NULL: with an exception, or Python
+ * goes on. */
+static PyObject *take_row(const dlb_peers *over, PyObject *converter,
+                          const destination *to, dlb_ballot *ballot) {
+    announced said;
+    if (!read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), &said) ||
+        !dlb_ballot_is_of(ballot, said.dtype, said.ndim, said.shape) ||
+        said.come != said.nbytes || said.ndim < 1 || said.shape[0] != over->size)
+        return NULL;
+    size_t part = said.nbytes / (size_t)over->size;
+    const char *row = said.contents + part * (size_t)over->rank;
+    if (to->out != Py_None) /* all have agreed on its shape */
+        return fill_out(to, row);
+    return make_result(converter, said.dtype, said.ndim - 1, said.shape + 1, row, part);
+}
+
+static PyObject *
+quick_scatter(const caller *by, dlb_peers *over, PyObject *const *args,
+              Py_ssize_t Py_UNUSED(count)) { /* x, root, to, out, key */
+    uint8_t call[16], tensor[16];
+    int root = find_root(by->self, args[4], args[1], call);
+    bool is_root = root == over->rank, has_source = args[0] != Py_None;
+    source from;
+    destination to = {.out = Py_None};
+    if (root < 0 || atomic_load(&over->turns) > 0 ||
+        (has_source ? take_source(by->self, args[0], INT_MAX, &from) <= 0 : is_root))
+        return decline();
+    PyObject *converter =
+        has_source ? Py_NewRef(from.converter) : find_converter(args[2]);
+    PyObject *result = NULL;
+    dlb_ballot *ballot = NULL;
+    int taken = converter != NULL && (!has_source || row_bytes(over, &from) > 0);
+    if (taken > 0 && args[3] != Py_None)
+        taken = has_source
+                    ? open_out(by->self, args[3], &from.view.dl, from.view.dl.ndim - 1,
+                               from.view.dl.shape + 1, &to)
+                    : take_out(by->self, args[3], &to.into);
+    if (taken > 0)
+        to.out = args[3];
+    else
+        to.out = Py_None; /* it was not opened */
+    if (has_source)
+        dlb_kind_digest(from.view.dl.dtype, from.view.dl.ndim, from.view.dl.shape,
+                        tensor);
+    else if (to.out != Py_None) {
+        int64_t shape[MOST_DIMENSIONS];
+        int32_t ndim = stacked(over, &to.into.view.dl, shape);
+        dlb_kind_digest(to.into.view.dl.dtype, ndim, shape, tensor);
+    }
+    if (taken > 0 && is_root && from.nbytes <= DLB_COPIED_MOST)
+        ballot = announce(over, call, &from);
+    else if (taken > 0 && !is_root)
+        ballot = dlb_ballot_new(
+            over, call, has_source || to.out != Py_None ? tensor : NULL, 0, &ROOT);
+    int agreed = ballot == NULL ? -1 : settle(ballot, 0);
+    if (ballot == NULL)
+        result = decline();
+    else if (agreed > 0)
+        result = take_row(over, converter, &to, ballot);
+    if (result == NULL && ballot != NULL && agreed >= 0 && !PyErr_Occurred())
+        result = resume(by, "scatter", ballot, args, 4);
+    Py_XDECREF(ballot);
+    Py_XDECREF(converter);
+    close_out(&to);
+    if (has_source)
+        drop_source(&from);
+    return result;
+}
+
 /* ---- messages, as messages.py writes them ---- */
 
 typedef struct {
@@ -2066,6 +2192,8 @@ OPEN(reduce_scatter, 4)
 OPEN(allgather, 3)
 OPEN(alltoall, 3)
 OPEN(bcast, 3)
+OPEN(gather, 4)
+OPEN(scatter, 5)
 OPEN(barrier, 1)
 OPEN(send, 3)
 OPEN(isend, 3)
@@ -2085,6 +2213,8 @@ static PyMethodDef quick_methods[] = {
     CALL(allgather, "x, out, key, timeout=None"),
     CALL(alltoall, "x, out, key, timeout=None"),
     CALL(bcast, "x, root, to, timeout=None"),
+    CALL(gather, "x, root, out, key, timeout=None"),
+    CALL(scatter, "x, root, to, out, key, timeout=None"),
     CALL(barrier, "key, timeout=None"),
     CALL(send, "x, dest, tag, timeout=None"),
     CALL(isend, "x, dest, tag"),
