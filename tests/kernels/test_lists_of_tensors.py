@@ -389,6 +389,28 @@ def test_operators_of_onnx_runtime_have_no_lists(scale: dlbridge.Kernel) -> None
         dlbridge.register_onnxruntime(onnxruntime.SessionOptions(), scale)
 
 
+def test_operations_of_a_graph_have_no_lists(scale: dlbridge.Kernel) -> None:
+    import dlbridge.graph as tf
+
+    with tf.Graph().as_default(), pytest.raises(ArgumentError, match="has a list of tensors"):
+        tf.call(scale, [np.ones((), "f4"), f32(1)])
+
+
+def test_stubs_have_lists(scale: dlbridge.Kernel, step: dlbridge.Kernel) -> None:
+    from dlbridge.frameworks.stubs import write_stub
+    from dlbridge.kernels.exports import Export
+
+    text = write_stub(
+        [Export(each.__name__, 0, each.schema, "dltensors", "", "", {}) for each in (scale, step)],
+        ["torch", "jax"],
+    )
+    xs = "list[torch.Tensor] | tuple[torch.Tensor, ...]"
+    assert f"xs: {xs}, *, out: list[torch.Tensor] | None = None) -> list[torch.Tensor]" in text
+    assert (
+        "grads: list[jax.Array] | tuple[jax.Array, ...], *, rate: float) -> list[jax.Array]" in text
+    )
+
+
 def test_debug_mode_names_the_tensor_of_a_list() -> None:
     stray = compiled("stray", "lists::stray(xs: f32[n][k]) -> f32[n][k]")
     with dlbridge.debug_kernels(), pytest.raises(KernelDefectError, match=r"'out\[1\]'"):
@@ -521,6 +543,18 @@ def test_torch_counts_versions_and_keeps_gradients(step: dlbridge.Kernel) -> Non
     assert leaf.tolist() == [0, 0]
     with pytest.raises(KernelError, match=r"no meaning within torch\.vmap"):
         torch.vmap(lambda x: step([x], [x], rate=1))(torch.ones(2, 2))
+
+
+def test_torch_fx_records_the_operator(scale: dlbridge.Kernel) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return scale(x[0], [x, x])[1].sum()
+
+    made = torch.fx.symbolic_trace(Module())
+    assert torch.ops.lists.scale.default in [node.target for node in made.graph.nodes]
+    assert made(torch.ones(2)).item() == 2
 
 
 def test_torch_compile_writes_lists_in_place(step: dlbridge.Kernel) -> None:
