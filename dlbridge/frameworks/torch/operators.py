@@ -991,7 +991,14 @@ def autograd_kernel(current: Lookup, name: str, has_lists: bool = False) -> Call
     def differentiate_lists(keys: Any, *args: Any, **kwargs: Any) -> Any:
         operator, kernel = current(name, False, args, kwargs)
         tensors, scalars, _ = operator.unpack(False, args, kwargs)
-        if not (operator.schema.results and is_needed(tensors, {})):
+        is_wanted = not knows_tangents and is_needed(tensors, {})
+        if not is_wanted:
+            result = operator.call_in_c(kernel, False, args, kwargs)
+            if result is not NotImplemented:
+                return operator.give(result)
+        if knows_tangents:
+            is_wanted = is_needed(tensors, {})
+        if not (operator.schema.results and is_wanted):
             return go_on(operator, keys, args, kwargs)
         return operator.give(_apply(rule(name), Call(operator, kernel, keys, scalars), tensors))
 
