@@ -606,6 +606,7 @@ else:
 """
 
 
+@pytest.mark.full
 def test_programs_of_jax_in_another_process(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     for _ in range(2):
