@@ -617,9 +617,9 @@ static dlb_buffer *keep_queried(PyObject *x, const DLTensor *tensor) {
  * else knows new results yet, and memory of CUDA is used again in the order of the
  * stream. DLB_DECLINED: it cannot be kept this way, as while another thread still tries
  * the paths of torch. */
-static int keep_torch_memory(dlb_call *call) {
+static int keep_torch_memory(dlb_call *call, bool are_new) {
     dlb_frame *frame = &call->frame;
-    int32_t count = call->made_count > 0 ? frame->input_count : frame->tensor_count;
+    int32_t count = are_new ? frame->input_count : frame->tensor_count;
     for (int32_t i = 0; i < count; i++) {
         if (frame->tensors[i].ndim < 0)
             continue;
@@ -638,11 +638,11 @@ static int keep_torch_memory(dlb_call *call) {
 }
 
 /* Of torch that was queried: it must still lie where it lay. */
-static int keep_memory(dlb_call *call) {
+static int keep_memory(dlb_call *call, bool holds_gil, bool are_new) {
     if (call->family != DLB_FAMILY_TORCH)
         return 0;
     PyObject *storages[DLB_MAX_TENSORS];
-    int status = call->holds_gil ? 0 : keep_torch_memory(call);
+    int status = holds_gil ? 0 : keep_torch_memory(call, are_new);
     if (status != 0 || call->thread != DLB_TORCH_QUERIED)
         return status;
     int is_unchanged = dlb_torch_is_unchanged(call->objects, call->frame.tensors,
@@ -671,7 +671,7 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
         if (call.target == NULL)
             call.holds_gil = dlb_frame_holds_gil(self->kernel, &call.frame);
         call.frame.objects = (void *const *)call.objects;
-        if (keep_memory(&call) == 0) {
+        if (keep_memory(&call, call.holds_gil, call.made_count > 0) == 0) {
             status = run(self->kernel, call.target, &call.frame, call.holds_gil);
             result = finish(self, &call, status, out);
         }
@@ -728,14 +728,14 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
     int status = prepare(self, &call, args, count, names, &out);
     if (status == 0 && (out == NULL || call.frame.tensor_count != step_count ||
                         dlb_written_inputs(kernel, call.frame.input_count) != 0 ||
-                        call.thread == DLB_TORCH_QUERIED || !is_on_host(&call.frame) ||
-                        !keep_dims(&call)))
+                        !is_on_host(&call.frame) || !keep_dims(&call)))
         status = DLB_DECLINED;
     if (status == 0) {
         if (call.target == NULL)
             call.holds_gil = dlb_frame_holds_gil(kernel, &call.frame);
         call.frame.objects = NULL; /* of the first element only */
-        status = keep_memory(&call);
+        /* the results are new, and other threads run after each FAIR calls */
+        status = keep_memory(&call, call.holds_gil && size <= FAIR, true);
     }
     if (status == 0) {
         if (run_batch(kernel, &call, steps, size) < 0) {
@@ -743,7 +743,8 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
             if (!PyErr_Occurred())
                 dlb_raise(&call.frame.error);
         }
-        bump_versions(kernel, &call, true); /* not by asking */
+        if (!PyErr_Occurred() && bump_versions(kernel, &call, true) < 0)
+            status = -1;
     }
     if (call.made_count > 0)
         dlb_drop_results(&call);

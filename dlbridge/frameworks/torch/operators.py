@@ -59,7 +59,7 @@ from dlbridge.errors import (
     UnsupportedTypeError,
 )
 from dlbridge.exchange import protocol
-from dlbridge.frameworks.torch.internals import guard_is_open, shim_lacks
+from dlbridge.frameworks.torch.internals import guard_is_open, queries_are_open, shim_lacks
 from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import QUALITIES, Binding, binding
 from dlbridge.kernels.kernel import Kernel, known, recorded, serving
@@ -1130,7 +1130,7 @@ def _over_memory(batch: Batch) -> tuple[Any, ...] | None:
     schema = batch.operator.schema
     if not schema.results or any(part.name == "out" for part in schema.parameters):
         return None
-    if not guard_is_open():  # then C calls no kernel for a batch
+    if not guard_is_open() and not queries_are_open():  # then C calls no kernel for a batch
         return None
     if _C._len_torch_dispatch_stack() or torch.jit.is_tracing():
         return None
