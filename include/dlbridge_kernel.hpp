@@ -319,8 +319,13 @@ class call {
     }
 
     /* The tensors of a list; arguments and results count in the order of the schema,
-     * each list once, and what is no list is one tensor. */
+     * each list once, and what is no list is one tensor: tensors(place)[0]. All other
+     * functions count all tensors in a row, each of a list as one. */
     list<DLTensor> tensors(int place) const {
+        bool knows_lists = context_->size >= offsetof(dlb_context, count_count) + 8 &&
+                           context_->counts != nullptr;
+        int64_t parts = knows_lists ? context_->count_count : count_;
+        check(place >= 0 && place < parts, "argument or result ", place, " of ", parts);
         int64_t size = 0;
         DLTensor *first = dlb_get_tensors(context_, tensors_, place, &size);
         return {first, size};

@@ -192,6 +192,8 @@ def test_numbers_and_tensors_in_lists_are_told_apart() -> None:
         ("a::f(xs: f32[n][k]) -> f32[n][m]", "the length of 'out' is not determined"),
         ("a::f(xs: f32[n][k]) -> f32[?m][k]", "'?m' of 'out' is not determined"),
         ("a::f(xs: f32[n][-1])", "expected a number or a name for the length of the list"),
+        ("a::f(xs: f32[n][_])", "a list of any length has nothing in its brackets, as in f32[n][]"),
+        ("a::f(xs: f32[?_][])", "'_' is of each tensor as it is: leave '\\?' away"),
         ("a::f(xs: f32[*?n][])", "expected the name of a pack after '*', got '?'"),
     ],
 )
@@ -570,6 +572,21 @@ def test_torch_compile_writes_lists_in_place(step: dlbridge.Kernel) -> None:
     assert xs[1].tolist() == [0.5] * 3
 
 
+def test_torch_takes_empty_lists(step: dlbridge.Kernel, scale: dlbridge.Kernel) -> None:
+    torch = pytest.importorskip("torch")
+    count = dlbridge.wrap(
+        lambda xs: np.full(2, len(xs), "f4"),
+        "lists::count(xs: f32[?...][]) -> f32[2]",
+        abi="python:numpy",
+    )
+    assert step.torch([], [], rate=1) is None
+    assert count.torch([]).tolist() == [0, 0]
+    assert torch.ops.lists.count([]).tolist() == [0, 0]
+    assert count([torch.ones(3)]).tolist() == [1, 1]
+    added = torch.compile(lambda x: count.torch([]) + x, fullgraph=True, backend="aot_eager")
+    assert added(torch.ones(2)).tolist() == [1, 1]
+
+
 def test_jax_returns_what_is_written(step: dlbridge.Kernel, scale: dlbridge.Kernel) -> None:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
@@ -710,6 +727,33 @@ def test_a_library_in_cpp_exports_lists(tmp_path: Path) -> None:
     subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True)
     loaded = dlbridge.load_library(library)
     assert loaded.total([f32(1, 2), f32(3, 4), f32(5, 6)]).tolist() == [9, 12]
+
+
+OUTSIDE = r"""
+#include "dlbridge_kernel.hpp"
+DLB_KERNEL(outside) { call.tensors(2); }
+"""
+
+
+def test_a_place_that_the_schema_has_not_is_refused_in_cpp() -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler")
+    for schema in ("lists::outside(xs: f32[n][]) -> f32[n]", "lists::outside(x: f32[n]) -> f32[n]"):
+        kernel = dlbridge.compile_cpp(OUTSIDE, "outside", schema)
+        with pytest.raises(KernelError, match="argument or result 2 of 2"):
+            kernel([f32(1)] * 3 if "[]" in schema else f32(1))
+
+
+def test_names_that_mean_nothing_are_refused_with_those_that_do() -> None:
+    with pytest.raises(
+        ArgumentError, match="'n' means nothing here; names are xs, xs_count, k, st"
+    ):
+        dlbridge.compile_c(
+            "#include <stdint.h>\nvoid f(float *const *xs, int64_t n) {}",
+            "f",
+            "lists::f(xs!: f32[?n][k])",
+            abi="void(float *const *xs, int64_t n)",
+        )
 
 
 def test_lengths_are_those_of_the_call() -> None:

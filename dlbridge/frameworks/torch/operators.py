@@ -516,7 +516,7 @@ def _number(made: Operator) -> int | None:
 
 
 def _keys(made: Operator) -> tuple[str, ...]:
-    may_lack_tensors = all(part.optional for part in made.schema.tensors)
+    may_lack_tensors = all(part.optional or part.many is not None for part in made.schema.tensors)
     return (*_KEYS, _NO_TENSOR) if may_lack_tensors else _KEYS
 
 

@@ -27,6 +27,7 @@ from dlbridge._core import ffi
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, KernelError
 from dlbridge.kernels.schema import LIST_KINDS, Schema, join_parts
+from dlbridge.kernels.schema.parts import EACH
 
 _FUNCTION = re.compile(
     r"\s*(?P<returned>[\w\s*]+?)\s*(\(\s*\*\s*\))?\s*\((?P<parameters>.*)\)\s*;?\s*"
@@ -200,8 +201,13 @@ def _reader(schema: Schema, parameter: CParameter) -> Reader:
     if name in schema.names or name in schema.packs:
         return _extent_reader(schema, parameter)
     known = [part.name for part in (*parts, *schema.scalars)]
-    known += [*schema.names, *(pack for pack in schema.packs if pack != "..."), "stream"]
-    raise _refuse(schema, name, f"means nothing here; names are {', '.join(known)}")
+    lists = [part for part in parts if part.many is not None]
+    known += [count_name(part.name) for part in lists]
+    known += [str(part.many.value) for part in lists if part.many and part.many.kind == "name"]
+    extents = [*schema.names, *(pack for pack in schema.packs if pack != "...")]
+    known += [*(extent for extent in extents if not extent.startswith(EACH)), "stream"]
+    names = ", ".join(dict.fromkeys(known))
+    raise _refuse(schema, name, f"means nothing here; names are {names}")
 
 
 def _tensor_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:

@@ -410,6 +410,8 @@ class Parser:
         if not reader.accept("["):
             return None
         token = reader.next
+        if token.text == "_":
+            reader.refuse("a list of any length has nothing in its brackets, as in f32[n][]", token)
         if token.kind == "name":
             many = Dim("name", reader.advance().text)
         elif token.kind == "number" and token.text.isdecimal():
@@ -537,6 +539,8 @@ class Parser:
             return [("n", reader.advance().text)]
         if reader.accept(EACH):
             name = reader.expect_name(f"the name of a dimension after {EACH!r}")
+            if name.text == "_":
+                reader.refuse(f"'_' is of each tensor as it is: leave {EACH!r} away", name)
             return [("n", EACH + name.text)]
         if reader.accept("("):
             self.operands -= 1
