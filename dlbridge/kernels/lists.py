@@ -345,6 +345,8 @@ def _flat_batch(batch: Any, flat: Flat) -> Any:
         marks = tuple(gather(is_batched, flat.counts))
         found = batch(size, marks, *grouped, **scalars)
         several = [found] if len(flat.results) == 1 else found
+        if not isinstance(several, (tuple, list)) or len(several) != len(flat.results):
+            return found  # which is refused
         return tuple(_spread_results(flat, several))
 
     return call

@@ -698,6 +698,14 @@ def test_batches_by_a_function_get_lists(scale: dlbridge.Kernel) -> None:
     assert seen == [(3, (False, [True, False]))]
 
 
+@pytest.mark.parametrize("wrong", [None, [], (1, 2)])
+def test_batches_of_other_results_are_refused(scale: dlbridge.Kernel, wrong: Any) -> None:
+    torch = pytest.importorskip("torch")
+    kernel = dlbridge.wrap(scale, name="lists::misbatched", batch=lambda *args: wrong)
+    with pytest.raises(UnsupportedTypeError, match="batch must return 2 tensors, got"):
+        torch.vmap(lambda x: kernel(torch.tensor(2.0), [x, x]))(torch.ones(3, 2))
+
+
 # ---- libraries -----------------------------------------------------------------------------------
 
 LIBRARY = r"""

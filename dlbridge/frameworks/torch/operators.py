@@ -1186,7 +1186,15 @@ def called(batch: Batch) -> tuple[Any, ...]:
     names = [part.name for part in batch.operator.schema.scalars]
     scalars = dict(zip(names, batch.scalars, strict=True))
     found = kernel.batch(batch.size, batch.is_batched, *batch.tensors, **scalars)
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    several = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    count = len(batch.operator.schema.results)
+    if len(several) != count or not all(isinstance(each, torch.Tensor) for each in several):
+        kinds = ", ".join(type(each).__name__ for each in several)
+        raise UnsupportedTypeError(
+            f"{kernel.name}: batch must return {count} tensor{'s' if count != 1 else ''}, got "
+            f"{len(several)}: {kinds}"
+        )
+    return several
 
 
 _WAYS: dict[str, Callable[[Batch], tuple[Any, ...]]] = {
