@@ -273,7 +273,9 @@ def _by_number(name: str) -> DeviceType | None:
 def _from_pair(kind: Any, number: Any) -> Fields:
     try:
         return index(kind), 0 if number is None else index(number)
-    except TypeError:
+    except TypeError as error:
+        if is_from_handler(error):
+            raise
         raise unsupported((kind, number)) from None
 
 

@@ -376,7 +376,9 @@ def as_dtype(x: object) -> DType:
     key = (type(x), x)
     try:
         found = _converted.get(key)
-    except TypeError:  # not hashable
+    except TypeError as error:  # not hashable
+        if is_from_handler(error):
+            raise
         return make_dtype(*_read(x))
     if found is None:
         found = make_dtype(*_read(x))
@@ -432,8 +434,9 @@ def _from_name(name: str) -> Fields:
     if name[:1] in ("<", ">", "=", "|"):
         try:
             return read_numpy(np.dtype(name))
-        except TypeError:
-            pass
+        except TypeError as error:
+            if is_from_handler(error):
+                raise
     if name in _AMBIGUOUS:
         ours, numpys = _AMBIGUOUS[name]
         raise ArgumentError(
@@ -448,7 +451,9 @@ def _from_name(name: str) -> Fields:
 def _from_tuple(fields: tuple[Any, ...]) -> Fields:
     try:
         code, bits, lanes = map(index, fields if len(fields) > 2 else (*fields, 1))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
+        if is_from_handler(error):
+            raise
         raise unsupported(fields) from None
     return code, bits, lanes
 
@@ -547,7 +552,9 @@ def _write(name: str, framework: str) -> Any:
         return adapter.make_dtype(name)
     except DLBridgeError:
         raise
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError) as error:
+        if is_from_handler(error):
+            raise
         refuse(f"{framework} has no dtype for {name}")
 
 

@@ -274,6 +274,8 @@ def _policy(call: str, policies: Mapping[str, Any]) -> Policy:
     except DLBridgeError:
         raise
     except TypeError as error:
+        if is_from_handler(error):
+            raise
         raise ArgumentError(f"{call}: {error}") from None
 
 

@@ -157,15 +157,15 @@ def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
 def _take_buffer(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     try:
         memory = memoryview(x)
-    except TypeError:
+    except Exception as error:
+        if is_from_handler(error):
+            raise
+        if not isinstance(error, TypeError):
+            raise refused(x, error) from error
         raise UnsupportedTypeError(
             f"from_dlpack: {describe(x)} is not a tensor: it has no __dlpack__, no "
             f"__cuda_array_interface__, no __array_interface__ and no buffer{advise(x)}"
         ) from None
-    except Exception as error:
-        if is_from_handler(error):
-            raise
-        raise refused(x, error) from error
     context.route.append("buffer protocol")
     if _lacks_dlpack_layout(memory):
         return take_array(np.asarray(memory), policy, context)
@@ -477,6 +477,8 @@ def take_array_interface(
         memory = memoryview(x if interface.data is None else interface.data)
         raw = native.take_buffer(memory.cast("B") if memory.nbytes else b"")
     except (TypeError, ValueError, BufferError) as error:
+        if is_from_handler(error):
+            raise
         interface.refuse(f"data must be (address, read-only) or a contiguous buffer: {error}")
     low, high = interface.reach()
     if interface.offset < 0 or interface.offset + low < 0:
@@ -506,6 +508,8 @@ def _take_host_memory(
     try:
         array = np.asarray(_Memory(owner, interface, address, readonly))
     except (TypeError, ValueError) as error:
+        if is_from_handler(error):
+            raise
         interface.refuse(f"NumPy cannot read it for a copy: {error}")
     return take_array(array, policy, context)
 
@@ -631,7 +635,9 @@ class Interface:
             self.refuse(f"typestr must be as '<f4' is, got {typestr!r}")
         try:
             dtype = np.dtype(typestr)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
+            if is_from_handler(error):
+                raise
             self.refuse(f"typestr {typestr!r} names no dtype")
         return typestr, DType(dtype.newbyteorder("="))
 
@@ -640,7 +646,9 @@ class Interface:
             self.refuse(f"{field} must be a tuple, got {values!r}")
         try:
             found = tuple(map(index, values))
-        except TypeError:
+        except TypeError as error:
+            if is_from_handler(error):
+                raise
             self.refuse(f"{field} must be of integers, got {values!r}")
         if any(not -(2**63) <= value < 2**63 for value in found):
             self.refuse(f"{field} must fit 64 bits, got {values!r}", "overflow")
@@ -664,7 +672,9 @@ class Interface:
     def _read_address(self, address: Any) -> int:
         try:
             found = 0 if address is None else index(address)
-        except TypeError:
+        except TypeError as error:
+            if is_from_handler(error):
+                raise
             self.refuse(f"an address must be an integer, got {address!r}")
         if not 0 <= found < 2**64:
             self.refuse(f"an address has 64 bits, got {found}")

@@ -252,13 +252,26 @@ def _interrupted(
     yield count, found
 
 
+class NarrowTimeout(TypeError, ValueError, RuntimeError):
+    """Of classes that are caught where not every exception is."""
+
+
+def raises_a_narrow_one(number: int, frame: object) -> None:
+    raise NarrowTimeout
+
+
 @pytest.mark.deeper
+@pytest.mark.parametrize("raised", [Timeout, NarrowTimeout])
+@pytest.mark.fast(lambda raised: raised is Timeout)
 @pytest.mark.parametrize("name", JOBS)
-def test_an_exception_of_a_handler_comes_out_of_every_bytecode(name: str) -> None:
+def test_an_exception_of_a_handler_comes_out_of_every_bytecode(
+    name: str, raised: type[Exception]
+) -> None:
     job, stride = JOBS[name]
     if os.environ.get("DLBRIDGE_TESTS_RING", "all") == "fast":
         stride *= 3
-    signal.signal(signal.SIGUSR1, with_any_arguments)
+    handler = with_any_arguments if raised is Timeout else raises_a_narrow_one
+    signal.signal(signal.SIGUSR1, handler)
     job()
     interrupt(job, 0)  # Python 3.12 traces the bytecodes of a function from its second call
     last, error = interrupt(job, 0)
@@ -267,7 +280,7 @@ def test_an_exception_of_a_handler_comes_out_of_every_bytecode(name: str) -> Non
     for step in range(1, last + 1, stride):
         reached, error = copy_context().run(interrupt, job, step)
         if reached >= step:  # caches of the first calls are filled meanwhile
-            assert type(error) is Timeout, f"bytecode {step} of {last}: {error!r}"
+            assert type(error) is raised, f"bytecode {step} of {last}: {error!r}"
         for stack in (SESSIONS, GRAPHS):  # where the end of a `with` block was interrupted
             stack.items.clear()
 
@@ -280,14 +293,6 @@ def test_a_producers_own_exception_is_still_a_refusal() -> None:
     signal.signal(signal.SIGUSR1, with_any_arguments)
     with pytest.raises(dlbridge.ExchangeError, match="Timeout: its own"):
         dlbridge.from_dlpack(Failing())
-
-
-class NarrowTimeout(TypeError, RuntimeError):
-    """Of classes that are caught where not every exception is."""
-
-
-def raises_a_narrow_one(number: int, frame: object) -> None:
-    raise NarrowTimeout
 
 
 class Interrupted:
