@@ -310,12 +310,12 @@ def set_kernel_hooks(
         BaseException,
     ] = ...,
     slow_call: Callable[[Any, str | None, tuple[Any, ...], dict[str, Any]], Any] = ...,
-    find: Callable[[str], None] = ...,
     type_error: type[Exception] = ...,
     value_error: type[Exception] = ...,
     kernel_error: type[Exception] = ...,
     memory_error: type[Exception] = ...,
     dtype: type = ...,
+    find: Callable[[str], None] = ...,
 ) -> None:
     """Connect dlbridge.kernels. `explain(name, schema, tensors, scalars, index, reason,
     other, count, place)` returns the exception for tensor `index` (inputs, then results; each None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from mmap import mmap
 from operator import index
+from types import GeneratorType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -82,14 +83,14 @@ def advise(x: object) -> str:
         return f"; convert_tree converts the tensors inside{numbers}"
     if isinstance(x, (int, float, complex)):
         return "; as_tensor takes numbers"
-    if isinstance(x, (Generator, map, zip, filter, enumerate)) or _is_loader(type(x)):
+    accessor = _ACCESSORS.get(root_module(type(x)))
+    if accessor is not None:
+        return f"; pass {accessor}"
+    if isinstance(x, (GeneratorType, map, zip, filter, enumerate)) or _is_loader(type(x)):
         return "; dlbridge.stream(x, to) converts what it yields, one after the other"
     if callable(getattr(type(x), "state_dict", None)):
         return "; convert_tree converts the tensors of x.state_dict()"
-    accessor = _ACCESSORS.get(root_module(type(x)))
-    if accessor is None and hasattr(type(x), "__array__"):
-        accessor = "numpy.asarray(x)"
-    return f"; pass {accessor}" if accessor else ""
+    return "; pass numpy.asarray(x)" if hasattr(type(x), "__array__") else ""
 
 
 def _is_loader(kind: type) -> bool:

@@ -96,7 +96,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("DLBRIDGE_CACHE_DIR", str(tmp_path / "cache"))
     dlbridge.register_framework("planted", "planted_dlbridge", ("planted",), title="<Planted>")
     yield file
-    for table in (registry._ROWS, registry._BY_ROOT, registry._ADAPTERS):
+    for table in (registry._ROWS, registry._BY_ROOT, registry._ADAPTERS, registry._ORIGINS):
         table.pop("planted", None)
     for name in ("planted", "planted_dlbridge"):
         sys.modules.pop(name, None)

@@ -970,7 +970,7 @@ def test_a_cast_makes_no_finite_number_infinite_and_no_integer_another(
         lambda x, dtype: dlbridge.convert_tree([x], "numpy", dtype=dtype),
     ):
         with pytest.raises(
-            ExchangeError, match=rf"does not fit {target}.* at \[0, 1\]; got "
+            ExchangeError, match=rf"does not fit {target}.* at \[0, 1\]; cast it .*; got "
         ) as caught:
             call(x, dtype=target)
         assert caught.value.reason == "dtype"

@@ -142,7 +142,7 @@ def wrong_dims(*dims: Any) -> dict[str, Any]:
         {"names": 33},
         {"names": -1},
         {"names": "n"},
-        {"packs": 5},
+        {"packs": 33},
         {"inputs": (X,) * 32},
         {"inputs": ((0, (("n", 0),)),)},
         {"inputs": ((1, (), False, False),)},

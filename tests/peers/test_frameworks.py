@@ -75,7 +75,7 @@ def grid() -> Iterator[Any]:
     dlbridge.register_framework("grid", "grid_dlbridge", ("grid",), title="Grid", noun="grid")
     yield grid
     sys.path.pop(0)
-    for table in (registry._ROWS, registry._BY_ROOT, registry._ADAPTERS):
+    for table in (registry._ROWS, registry._BY_ROOT, registry._ADAPTERS, registry._ORIGINS):
         table.pop("grid", None)
 
 
