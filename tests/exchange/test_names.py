@@ -142,7 +142,8 @@ def test_allocators_are_named_by_any_name_of_their_framework() -> None:
 
 
 def test_a_tensor_in_place_of_the_framework_is_named_by_its_type() -> None:
-    with pytest.raises(ArgumentError, match=r"module or array type, got numpy\.ndarray; what is converted comes first"):
+    expected = r"module or array type, got numpy\.ndarray; what is converted comes first"
+    with pytest.raises(ArgumentError, match=expected):
         dlbridge.convert("torch", array())
 
 
