@@ -180,9 +180,9 @@ def test_numbers_and_tensors_in_lists_are_told_apart() -> None:
     [
         (
             "a::f(x: f32[?n])",
-            "'?n': a name with '?' is of each tensor of a list, and 'x' is no list",
+            "'?n': '?' marks what each tensor of a list has, and 'x' is not a list",
         ),
-        ("a::f(xs: f32[n][]) -> f32[?n]", "a name with '\\?' is of each tensor"),
+        ("a::f(xs: f32[n][]) -> f32[?n]", "'\\?' marks what each tensor of a list has"),
         ("a::f(xs: f32[n][]?)", "'xs' is a list of tensors, which may be empty, not None"),
         ("a::f(xs: f32[n][][])", "a list of tensors cannot hold lists"),
         ("a::f(xs: f32[n][40])", "at most 32 tensors in a list, got 40"),
@@ -193,7 +193,7 @@ def test_numbers_and_tensors_in_lists_are_told_apart() -> None:
         ("a::f(xs: f32[n][k]) -> f32[?m][k]", "'?m' of 'out' is not determined"),
         ("a::f(xs: f32[n][-1])", "expected a number or a name for the length of the list"),
         ("a::f(xs: f32[n][_])", "a list of any length has nothing in its brackets, as in f32[n][]"),
-        ("a::f(xs: f32[?_][])", "'_' is of each tensor as it is: leave '\\?' away"),
+        ("a::f(xs: f32[?_][])", "'_' may differ between the tensors anyway: leave out '\\?'"),
         ("a::f(xs: f32[*?n][])", "expected the name of a pack after '*', got '?'"),
     ],
 )
@@ -306,6 +306,19 @@ def test_c_signatures_are_checked(abi: str, why: str) -> None:
         dlbridge.wrap(function, "lists::bad(xs: f32[n][]) -> f32[1]", abi=abi)
 
 
+def test_a_scalar_that_is_called_as_the_length_of_a_list_is_that_scalar() -> None:
+    fill = dlbridge.compile_c(
+        "#include <stdint.h>\n"
+        "void fill(float *const *xs, int64_t xs_count) { xs[0][0] = xs_count; }",
+        "fill",
+        "lists::fill(xs!: f32[?n][], xs_count: int)",
+        abi="void(float *const *xs, int64_t xs_count)",
+    )
+    x = f32(2)
+    fill([x], 5)
+    assert x[0] == 5
+
+
 def test_abis_without_lists_refuse_them() -> None:
     function = dlbridge.load_library("libm.so.6")["cos"]
     with pytest.raises(ArgumentError, match="'xs' is a list of tensors, which abi='pointers'"):
@@ -320,11 +333,11 @@ def test_a_function_of_other_parameters_is_refused_when_it_is_wrapped() -> None:
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def test_what_is_no_list_of_tensors_is_refused(scale: dlbridge.Kernel) -> None:
+def test_anything_but_a_list_of_tensors_is_refused(scale: dlbridge.Kernel) -> None:
     by, x = np.ones((), "f4"), f32(1)
     for xs, why in (
         (x, r"'xs': expected a list or tuple of tensors, got numpy.ndarray; pass \[x\]"),
-        ([[x]], r"'xs\[0\]': expected a tensor, got list; lists hold tensors"),
+        ([[x]], r"'xs\[0\]': expected a tensor, got list; a list of tensors cannot hold"),
         ([x, None], r"'xs\[1\]': expected a tensor, got NoneType"),
         ([x, 3.0], r"'xs\[1\]': expected a tensor, got float"),
         ([x, np.ones(1)], r"'xs\[1\]': expected f32\[n\[1\]\], got f64\[1\]"),

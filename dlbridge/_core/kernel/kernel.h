@@ -341,8 +341,8 @@ PyObject *dlb_debug_kernels(PyObject *module, PyObject *args);
 /* Never freed: handlers and trampolines may keep the pointer. */
 typedef struct dlb_entry dlb_entry;
 
-/* NULL: unknown. A version that another process gave ("a::f__v2") is the name's. Of
- * lists of tensors, as in "mylib::stack[2]", a key that is not known is asked for. */
+/* NULL: unknown. A version that another process gave ("a::f__v2") is the name's. For
+ * an unknown key of a kernel with lists, as "mylib::stack[2]", Python is called. */
 extern void (*dlb_ask_for_kernel)(const char *name, size_t length);
 dlb_entry *dlb_registry_entry(const char *name, size_t length);
 dlb_entry *dlb_registry_add(const char *name); /* finds or makes; NULL: out of memory */

@@ -187,13 +187,14 @@ def _reader(schema: Schema, parameter: CParameter) -> Reader:
     for place, part in enumerate(parts):
         if part.name == name:
             return _tensor_reader(schema, parameter, place)
-        if part.many is not None and name in (count_name(part.name), part.many.value):
-            return _length_reader(schema, parameter, place)
     for scalar in schema.scalars:
         if scalar.name == name:
             return _scalar_reader(schema, parameter, scalar.kind, scalar.optional)
         if scalar.kind in LIST_KINDS and name == count_name(scalar.name):
             return _count_reader(schema, parameter, scalar.name)
+    for place, part in enumerate(parts):
+        if part.many is not None and name in (count_name(part.name), part.many.value):
+            return _length_reader(schema, parameter, place)
     if name == "stream":
         if parameter.type is not ffi.typeof("void *"):
             raise _refuse(schema, parameter.text, "must be void * for the stream")

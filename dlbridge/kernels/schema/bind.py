@@ -141,7 +141,7 @@ def _unexpected(schema: Schema, name: str) -> DLBridgeError:
 
 
 def _to_tensors(schema: Schema, name: str, value: Any) -> list[Any]:
-    """Return a list of tensors as one of Python; what its elements are is not looked at further."""
+    """Return a list of tensors as a list of Python; elements that are None or lists are refused."""
     if not isinstance(value, _SEVERAL):
         hint = "pass [x], or [*x] for its parts" if hasattr(value, "shape") else ""
         expected = "a list or tuple of tensors"
@@ -149,7 +149,7 @@ def _to_tensors(schema: Schema, name: str, value: Any) -> list[Any]:
         raise UnsupportedTypeError(text)
     for place, each in enumerate(value):
         if each is None or isinstance(each, _SEVERAL):
-            hint = "lists hold tensors, and no lists" if each is not None else ""
+            hint = "a list of tensors cannot hold lists" if each is not None else ""
             text = refusal(schema.qualified, f"{name}[{place}]", "a tensor", type_name(each), hint)
             raise UnsupportedTypeError(text)
     return list(value)

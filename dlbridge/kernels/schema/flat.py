@@ -1,4 +1,4 @@
-"""Calls with lists of tensors: a schema for each length of the lists, in which no list is left.
+"""Calls with lists of tensors: a schema without lists for each length of the lists.
 
     mylib::add(xs: f32[n][k], ys: f32[?m][]) -> f32[n][k]      with two xs and one of ys is
     mylib::add(xs[0]: f32[n], xs[1]: f32[n], ys[0]: f32[m[0]]) -> (out[0]: f32[n], out[1]: f32[n])
@@ -34,7 +34,7 @@ class Flat(NamedTuple):
         whole: the schema with lists.
         schema: the one without.
         lengths: of the arguments that are lists, in order.
-        counts: of each tensor argument of `whole`, how many tensors it is; None for no list.
+        counts: of each tensor argument of `whole`, how many tensors it is; None without a list.
         results: the same of its results.
         written: the same of the arguments that are written in place.
     """
@@ -53,7 +53,7 @@ class Flat(NamedTuple):
 
     @property
     def names(self) -> dict[str, list[str] | None]:
-        """The names of the tensors of each argument and result; None for one that is no list."""
+        """The names of the tensors of each argument and result; None if it is not a list."""
         parts = join_parts(self.whole.tensors, self.whole.results)
         counts = (*self.counts, *self.results)
         return {

@@ -9,6 +9,7 @@ framework, `help` and signatures are made from it. `docs/schema.md` explains the
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,8 +98,7 @@ class Schema:
     __slots__ = (
         "by_name", "computed", "dtypes", "elements", "has_lists", "mutated", "name", "names",
         "namespace", "packs", "parameters", "positional", "qualified", "results", "scalars",
-        "sizes", "solved",
-        "spread", "tensors", "text", "typed",
+        "sizes", "solved", "spread", "tensors", "text", "typed",
     )  # fmt: skip
 
     namespace: str
@@ -458,16 +458,20 @@ def find_flaw(
     parameters: tuple[Parameter, ...], results: tuple[Result, ...], elements: bool = False
 ) -> Flaw | None:
     """Return the first thing that is wrong, or None; see `Schema` for `elements`."""
-    for check in (
-        _check_counts, _check_order, _check_values, _check_lists, _check_many, _check_sizes,
-        _check_dtypes, _check_bound,
-    ):  # fmt: skip
-        if check is _check_order:
-            for flaw in _check_names(parameters, results, elements):
-                return flaw
-        for flaw in check(parameters, results):
-            return flaw
-    return next(_check_limits(parameters, results, elements), None)
+    parts = parameters, results
+    flaws = itertools.chain(
+        _check_counts(*parts),
+        _check_names(*parts, elements),
+        *[
+            check(*parts)
+            for check in (
+                _check_order, _check_values, _check_lists, _check_many, _check_sizes,
+                _check_dtypes, _check_bound,
+            )
+        ],
+        _check_limits(*parts, elements),
+    )  # fmt: skip
+    return next(flaws, None)
 
 
 def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> dict[str, Any]:
@@ -658,7 +662,7 @@ def _check_lists(parameters: tuple[Parameter, ...], results: tuple[Result, ...])
 
 
 def _check_many(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
-    """What is said of the tensors of a list."""
+    """Lists of tensors have a length that is known, and only they have names with "?"."""
     found = collect_names(join_parts(parameters, results))
     scalars = [part.name for part in parameters if not part.is_tensor]
     lengths = _lengths(parameters)
@@ -667,7 +671,7 @@ def _check_many(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) 
         own = _own_names(part)
         if part.many is None:
             if own:
-                text = f"a name with '?' is of each tensor of a list, and {part.name!r} is no list"
+                text = f"'?' marks what each tensor of a list has, and {part.name!r} is not a list"
                 yield Flaw(f"{own[0]!r}: {text}", index)
             continue
         if isinstance(part, Parameter) and (part.optional or part.default is not MISSING):
@@ -688,7 +692,7 @@ def _check_many(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) 
 
 
 def _own_names(part: Part) -> list[str]:
-    """Return the names that each tensor of a list has for itself, with their "?"."""
+    """Return the names whose extents differ between the tensors of a list, with their "?"."""
     names = [name for dim in part.dims for name in (*dim.names, str(dim.value))]
     return [name for name in names if name.startswith(EACH)]
 

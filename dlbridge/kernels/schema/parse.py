@@ -16,7 +16,7 @@
     number    = ["-"] (NUMBER | "inf" | "nan")
 
 Brackets make a tensor, and further brackets behind it a list of tensors, of which "?" marks what
-each has for itself; `(…)` as in Python may span lines. An argument `int[]`, `int[2]`, `float[]`
+may differ between them; `(…)` as in Python may span lines. An argument `int[]`, `int[2]`, `float[]`
 or `float[2]` is a list of numbers, unless a tensor of the schema has a type that only a tensor can
 have, such as `int[n]`, or is a result: then `int` is the dtype of them all.
 
@@ -540,7 +540,9 @@ class Parser:
         if reader.accept(EACH):
             name = reader.expect_name(f"the name of a dimension after {EACH!r}")
             if name.text == "_":
-                reader.refuse(f"'_' is of each tensor as it is: leave {EACH!r} away", name)
+                reader.refuse(
+                    f"'_' may differ between the tensors anyway: leave out {EACH!r}", name
+                )
             return [("n", EACH + name.text)]
         if reader.accept("("):
             self.operands -= 1

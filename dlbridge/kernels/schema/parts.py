@@ -43,7 +43,7 @@ MAX_STEPS = 2 * MAX_OPERANDS - 1
 MAX_NESTED = 32  # parentheses in one another: 15 can mean something
 
 NAMELESS = "..."  # the name of the pack that has none
-EACH = "?"  # begins the names that each tensor of a list has for itself
+EACH = "?"  # begins the names whose extents differ between the tensors of a list
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
@@ -63,7 +63,7 @@ class Dim(NamedTuple):
             (`_`: whatever comes), "pack" (`...` or `*name`: any number of dimensions) or
             "expression" (`2*n`: computed).
         value: the extent of a constant, the name of a name or pack ("..." if it has none), else "".
-            A name that each tensor of a list has for itself begins with "?".
+            A name whose extent differs between the tensors of a list begins with "?".
         steps: an expression in postfix: ("c", extent), ("n", name), ("+" "-" "*" "/", "").
 
     Example:
