@@ -160,7 +160,10 @@ class Diagnosis:
         """Return the verdict in one line: what is broken, and how much else there is to read."""
         counts = Counter(each.level for each in self.findings)
         broken = [each.what for each in self.findings if each.level == "broken"]
+        late = [each.name for each in self.frameworks if each.note == _LATE]
         verdict = f"broken: {'; '.join(broken)}" if broken else "nothing is broken"
+        if late and not broken:
+            verdict = f"nothing is known to be broken, {len(late)} not imported"
         defects = sum(len(each.defects) for each in self.frameworks)
         rest = f"warnings: {counts['warning']}, known defects that dlbridge answers: {defects}"
         text = f"{verdict} (frameworks: {len(self.frameworks)}, {rest})"

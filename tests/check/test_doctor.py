@@ -247,7 +247,9 @@ def test_a_framework_that_is_not_imported_in_time_is_known_by_its_package(
     monkeypatch.syspath_prepend(tmp_path)
     assert cli.main(["doctor", "--within", "0.5"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[-1].startswith("nothing is broken (frameworks: 2, warnings: 1,")
+    assert printed.out.splitlines()[-1].startswith(
+        "nothing is known to be broken, 2 not imported (frameworks: 2, warnings: 1,"
+    )
     assert printed.err.startswith("Importing cupy, mxnet, each in a process of its own, for at mo")
     (finding,) = diagnose(within=0.5).findings
     assert (finding.level, finding.what) == ("warning", "not imported within 0.5 s: cupy, mxnet")
