@@ -135,7 +135,7 @@ class Engine:
         """Begin an operation, in a function that `channel.begins` decorates."""
         self.job.check_process(operation.call)
         operation.steps = steps
-        made = Request(operation)  # first: where there is no memory for it, nothing has begun
+        made = Request(operation)  # first: if this raises MemoryError, nothing has begun
         with self._lock:
             self.active[operation] = None
             self._advance(operation)

@@ -369,7 +369,7 @@ def _try_functions(torch: Any) -> bool:
 def _without_values(torch: Any, x: Any) -> Iterator[Any]:
     """Yield tensors of type torch.Tensor whose memory is not their values, outside of all modes.
 
-    Those of the keys that no function tells are refused by the exchange table.
+    The exchange table refuses those whose keys no function reports.
     """
     functorch = torch._C._functorch
     level = functorch._vmap_increment_nesting(4, "error")

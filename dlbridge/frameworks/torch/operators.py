@@ -638,7 +638,7 @@ def add_rules(operator: Operator, library: Any, is_out: bool, current: Lookup) -
         operator: the operators of a name.
         library: the torch.library.Library of its namespace.
         is_out: the overload with `out`, or the functional one.
-        current: tells what the name means when a rule runs, as the function `current`.
+        current: returns what the name means when a rule runs, as the function `current` does.
     """
     full = overload_name(operator.name, is_out)
     own = overload_name(operator.own, is_out)
