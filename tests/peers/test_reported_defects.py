@@ -138,6 +138,7 @@ REPORTED: dict[int, dict[str, str]] = {
     46: {"torch": ""},
     47: {"onnxruntime": ""},
     48: {"tensorflow": ""},
+    49: {"torch": ""},
 }
 
 # Lines of which nothing is reported.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -300,6 +302,39 @@ def test_a_subclass_is_asked_for_the_export_that_it_has() -> None:
         assert to_torch(x, readonly="copy").tolist() == [1, 1, 1]
 
 
+@pytest.mark.fact(49)
+def test_a_backward_pass_that_failed_keeps_tensors_until_the_next() -> None:
+    class Saves(torch.autograd.Function):
+        saved: Any = None
+
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            saved = x * 2
+            ctx.save_for_backward(saved)
+            Saves.saved = weakref.ref(saved)
+            return saved.clone()
+
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, _: Any) -> Any:
+            raise ValueError("no gradient")
+
+    def run_backward() -> None:
+        x = torch.ones(3, requires_grad=True)
+        with pytest.raises(ValueError, match="no gradient"):
+            (Saves.apply(x) + Raises.apply(x)).sum().backward()
+
+    run_backward()
+    gc.collect()
+    assert Saves.saved() is not None
+    torch.ones(3, requires_grad=True).sum().backward()
+    assert Saves.saved() is None
+
+
 @pytest.mark.skipif(not hasattr(torch, "_lazy_clone"), reason="this torch copies at once")
 def test_a_copy_on_write_tensor_is_copied_where_it_may_be_written() -> None:
     """torch makes the copy when it hands out the memory; a kernel that reads leaves it be."""
@@ -552,6 +587,7 @@ def test_asarray_of_torch_reads_a_buffer_as_one_dimension() -> None:
 
 
 DATA = """
+import gc
 import io
 import numpy as np
 

@@ -116,6 +116,13 @@ class Torch(Framework):
             "not known between two graphs; refused under fullgraph=True",
             "Convert read-only arrays outside of the compiled function",
         ),
+        Quirk(
+            49,
+            "2.13",
+            "a backward pass that raises keeps tensors until the thread's next one",
+            "documented",
+            "Run torch.ones(1, requires_grad=True).sum().backward() to free them",
+        ),
     )
     expressions = Expressions(
         {"torch": "torch"},
