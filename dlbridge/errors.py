@@ -27,6 +27,24 @@ from typing import Any
 
 from dlbridge.text import escape_controls
 
+__all__ = [
+    "FINDINGS",
+    "REASONS",
+    "AllocationError",
+    "ArgumentError",
+    "CUDAError",
+    "DLBridgeError",
+    "ExchangeError",
+    "FrameworkMissingError",
+    "KernelDefectError",
+    "KernelError",
+    "MPIError",
+    "MPITimeoutError",
+    "UnsupportedTypeError",
+    "ViewError",
+    "WireError",
+]
+
 REASONS: dict[str, str] = {
     "alignment": "the data pointer is not aligned as the consumer needs",
     "byte_order": "the data is not in the machine's byte order",
@@ -59,6 +77,7 @@ REASONS: dict[str, str] = {
     "subclass": "a subclass without plain memory of its own",
     "version": "no DLPack version that both sides speak can carry this tensor",
 }
+"""The codes of `ExchangeError.reason`, each with its meaning."""
 
 FINDINGS: dict[str, str] = {
     "changed_input": "the kernel wrote into an argument that it only reads",
@@ -68,6 +87,7 @@ FINDINGS: dict[str, str] = {
     "read_unwritten": "a result was computed from memory that the kernel had not written",
     "unwritten": "the kernel left elements of a result as they were",
 }
+"""The codes of `KernelDefectError.reason`, each with its meaning."""
 
 
 class DLBridgeError(Exception):

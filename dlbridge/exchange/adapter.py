@@ -343,6 +343,13 @@ class Framework:
         """
         return None
 
+    def place_of(self, x: Any) -> Any:
+        """Return the framework's own device of the host on which `x` lies, None where any will do.
+
+        A copy of `x` stays there if the policy names no device.
+        """
+        return None
+
     def entry(self, tensor: native.TensorBase | None) -> str:
         """Return the name of the function by which `give` enters, or "" where it enters none.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
+from copy import copy as copied
 from operator import index
 from typing import Any, Literal, NoReturn, TypedDict, TypeVar, get_args
 
@@ -128,6 +129,14 @@ class Policy:
         self.device = None if device is None else _as_device(call, device)
         self.own_device = device if self.device is not None and _is_one(device) else None
         self.dtype = None if dtype is None else _as_dtype(call, dtype)
+
+    def staying_on(self, device: Any) -> Policy:
+        """Return this policy for a result on one of the host's devices; None names none."""
+        if device is None:
+            return self
+        made = copied(self)
+        made.device, made.own_device = _as_device(self.call, device), device
+        return made
 
 
 def _is_one(device: Any) -> bool:

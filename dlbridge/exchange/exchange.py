@@ -232,6 +232,8 @@ def convert(x: Any, /, to: object, **policies: Any) -> Any:
         if policy.stream is not None or is_recording():
             _record(context, _keep(x, framework, policy, context), x)
         return x
+    if policy.device is None and type(x) is framework.array_type():
+        policy = policy.staying_on(framework.place_of(x))
     tensor = fit(take(x, policy, context), framework, policy, context)
     ordering.settle(tensor, policy, context)
     result = _give(tensor, framework, policy, context)

@@ -62,16 +62,18 @@ def test_the_reference_has_every_name_of(module: str) -> None:
     assert sorted(listed) == sorted(names)
 
 
-def test_the_reference_has_every_exception() -> None:
-    """Each as `dlbridge.<name>`, or with the errors of other parts."""
+def test_the_reference_has_every_name_of_errors() -> None:
+    """Each exception as `dlbridge.<name>`, or with the errors of other parts."""
     page = (DOCS / "reference" / "check.md").read_text()
     listed = page.partition("currentmodule:: dlbridge.errors")[2]
-    other = re.findall(r"^   (\w+Error)$", listed, re.MULTILINE)
-    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    assert {name for name in defined if name.endswith("Error")} == {
-        *(name for name in dlbridge.__all__ if name in defined),
-        *other,
+    other = re.findall(r"^(?:   |\.\. autodata:: )([A-Z]\w+)$", listed, re.MULTILINE)
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
     }
+    assert defined <= set(errors.__all__)
+    assert set(errors.__all__) == {*(name for name in dlbridge.__all__ if name in defined), *other}
 
 
 def test_the_reference_has_every_name_of_graphs() -> None:

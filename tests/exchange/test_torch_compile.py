@@ -27,6 +27,10 @@ IN_THE_GRAPH: dict[str, Callable[[Any], Any]] = {
     "convert to numpy": lambda x: dlbridge.convert(x, "numpy") * 2,
     "to_torch of an array": lambda x: dlbridge.to_torch(x.numpy() * 2, readonly="share"),
     "convert to torch": lambda x: dlbridge.convert(x.numpy() * 2, "torch", readonly="share"),
+    "to_torch of an array that was computed": lambda x: dlbridge.to_torch(dlbridge.to_numpy(x) * 2),
+    "to_torch of a view": lambda x: dlbridge.to_torch((x.numpy() * 2).reshape(3, 1)[:, 0]),
+    "to_torch of a new array": lambda x: dlbridge.to_torch(np.arange(3.0) * 2) + x * 0,
+    "convert of a tensor's array": lambda x: dlbridge.convert(x.numpy(), "torch") * 2,
     "to_torch of a tensor": lambda x: dlbridge.to_torch(x) * 2,
 }
 
@@ -44,10 +48,14 @@ def test_exchanges_of_numpy_and_torch_are_part_of_one_graph(torch: Any, case: st
     np.testing.assert_array_equal(compiled(x), [0, 2, 4])
 
 
+OUTSIDE = np.arange(3.0)
+
+
 BETWEEN_GRAPHS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "to_jax": (lambda x: dlbridge.to_numpy(dlbridge.to_jax(x)), "to_jax"),
     "policy": (lambda x: dlbridge.to_numpy(x, copy=True), "to_numpy"),
-    "array": (lambda x: dlbridge.to_torch(x.numpy()), "to_torch"),
+    "array": (lambda x: dlbridge.to_torch(OUTSIDE), "to_torch"),
+    "view of an array": (lambda x: dlbridge.to_torch(OUTSIDE[:]), "to_torch"),
     "convert": (lambda x: dlbridge.convert(x, "dlbridge"), "convert"),
     "convert with a policy": (lambda x: dlbridge.convert(x, "numpy", copy=True), "convert"),
     "from_dlpack": (lambda x: dlbridge.from_dlpack(x), "from_dlpack"),
@@ -76,19 +84,37 @@ def test_other_exchanges_are_made_between_two_graphs(
 
 
 def test_a_graph_that_ends_at_an_array_says_how_it_goes_on(torch: Any) -> None:
-    """And names the function of the user, not ours around it."""
     needs_a_graph_with_exchanges(torch)
 
-    def doubled(x: Any, **policies: Any) -> Any:
-        return dlbridge.to_torch(dlbridge.to_numpy(x) * 2, **policies)
+    def doubled(array: Any, **policies: Any) -> Any:
+        return dlbridge.to_torch(array * 1, **policies) * 2
 
-    x = torch.ones(3)
-    with pytest.raises(RuntimeError) as caught:
-        torch.compile(doubled, backend="eager", fullgraph=True)(x)
-    assert 'pass readonly="share" with a NumPy array' in str(caught.value)
-    assert "<function to_torch at" in str(caught.value)
-    whole = torch.compile(doubled, backend="eager", fullgraph=True)(x, readonly="share")
-    assert torch.equal(whole, x * 2)
+    def doubled_as_it_is(array: Any, **policies: Any) -> Any:
+        return dlbridge.to_torch(array, **policies) * 2
+
+    array = np.ones(3)
+    for function in (doubled, doubled_as_it_is):
+        with pytest.raises(RuntimeError) as caught:
+            torch.compile(function, backend="eager", fullgraph=True)(array)
+        assert 'pass readonly="share" with a NumPy array from outside' in str(caught.value)
+        whole = torch.compile(function, backend="eager", fullgraph=True)(array, readonly="share")
+        assert whole.tolist() == [2, 2, 2]
+
+
+PROTECTED: dict[str, Callable[[Any], Any]] = {
+    "broadcast_to": lambda x: np.broadcast_to(x.numpy(), (2, 3)),
+    "a view of broadcast_to": lambda x: np.broadcast_to(x.numpy(), (2, 3))[1],
+    "diagonal": lambda x: np.diagonal(np.outer(x.numpy(), x.numpy())),
+}
+
+
+@pytest.mark.parametrize("case", PROTECTED)
+def test_an_array_that_numpy_protects_ends_the_graph(torch: Any, case: str) -> None:
+    needs_a_graph_with_exchanges(torch)
+    with pytest.raises(RuntimeError, match=r"to_torch: torch\.compile has no memory"):
+        torch.compile(
+            lambda x: dlbridge.to_torch(PROTECTED[case](x)), backend="eager", fullgraph=True
+        )(torch.ones(3))
 
 
 def test_a_tensor_that_requires_a_gradient_is_refused_between_two_graphs(torch: Any) -> None:

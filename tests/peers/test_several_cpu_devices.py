@@ -59,6 +59,33 @@ JAX = """
         with jax.default_device("cpu"):
             check(dlbridge.to_jax(source, **more), first, False, values)
 
+    # A copy of an array stays where the array is, as jnp.array has it.
+    there = jax.device_put(jnp.arange(32.0), third)
+    for policies in ({"copy": True}, {"dtype": "float16"}, {"copy": True, "device": "cpu"}):
+        on = first if "device" in policies else third
+        committed = "device" not in policies
+        check(dlbridge.to_jax(there, **policies), on, committed, there)
+        check(dlbridge.convert_tree({"a": there}, "jax", **policies)["a"], on, committed, there)
+        with dlbridge.receipts() as log:
+            check(dlbridge.to_jax(there, **policies), on, committed, there)
+        assert log[0].copied_by is not None
+    turned = jax.device_put(jnp.arange(32.0).reshape(4, 8).T, third)
+    check(dlbridge.to_jax(turned, layout="contiguous", copy=True), third, True, turned)
+    check(dlbridge.to_jax(there, device=cpus[1], copy=True), cpus[1], True, there)
+    check(dlbridge.to_jax(jnp.arange(32.0), copy=True), first, False, there)
+    with jax.default_device(cpus[1]):
+        check(dlbridge.to_jax(there, copy=True), third, True, there)
+
+    import dlbridge.graph as graph
+
+    fed = graph.placeholder(graph.float32, [32])
+    with graph.device("/device:CPU:2"):
+        doubled, state = fed * 2.0, graph.Variable(x.numpy())
+    with graph.Session(framework="jax") as session:
+        session.run(state.initializer)
+        for fetch in (doubled, state):
+            assert session.run(fetch, {fed: x}, to="jax").devices() == {third}
+
     mesh = jax.make_mesh((4,), ("i",))
     weights = jax.device_put(jnp.ones(32), NamedSharding(mesh, PartitionSpec("i")))
     step = jax.jit(lambda w, b: w + b)
@@ -119,6 +146,12 @@ TENSORFLOW = """
             check(dlbridge.to_tensorflow(source, copy=True), 2, shares=False)
             check(dlbridge.to_tensorflow(source, device="cpu:1"), 1)
             check(dlbridge.to_tensorflow(source, device="cpu:0"), 0)
+    with tf.device("/CPU:1"):
+        there = tf.identity(x.numpy())
+    for policies in ({"copy": True}, {"dtype": "float16"}):
+        assert dlbridge.to_tensorflow(there, **policies).device.endswith("/device:CPU:1")
+        with tf.device("/CPU:2"):
+            assert dlbridge.to_tensorflow(there, **policies).device.endswith("/device:CPU:2")
     for device in ("cpu:3", (1, 9)):
         for call in (dlbridge.to_tensorflow,
                      lambda y, device: dlbridge.explain(y, "tensorflow", device=device)):

@@ -540,6 +540,11 @@ static bool is_for_python(const route *along, const policy *with) {
     return along->kind == TO_TENSOR || (with->names_own && along->kind == TO_PLACED);
 }
 
+/* Whether x lies on one of several devices of the CPU, where a copy of it stays. */
+static bool is_placed(const route *along, PyObject *x) {
+    return along->kind == TO_PLACED && Py_TYPE(x) == along->own_type;
+}
+
 /* Whether one copy may be made that the policy does not ask for. */
 static bool allows_copy(const policy *with) {
     return !with->copies && !with->shares;
@@ -573,7 +578,7 @@ static PyObject *try_unwatched(const route *along, PyObject *call, PyObject *x,
         return NULL;
     if (Py_TYPE(x) == along->own_type && returns_own(with))
         return Py_NewRef(x);
-    if (!with->is_default && is_for_python(along, with))
+    if (!with->is_default && (is_for_python(along, with) || is_placed(along, x)))
         return NULL;
     if (dlb_take_for(call, with->detaches, allows_copy(with), x, &view) != 0)
         return NULL;
@@ -701,6 +706,8 @@ try_recorded(const converter *self, const route *along, PyObject *call, PyObject
         return NULL;
     if (Py_TYPE(x) == along->own_type && returns_own(with))
         return keep_recorded(x, self->name, logs);
+    if (is_placed(along, x))
+        return NULL;
     if (dlb_take_for(call, with->detaches, false, x, &view) != 0)
         return NULL;
     PyObject *receipt =

@@ -285,6 +285,15 @@ class Jax(Framework):
             "XLA_FLAGS=--xla_force_host_platform_device_count=8 makes several",
         )
 
+    def place_of(self, x: Any) -> Any:
+        if not _has_several_devices():
+            return None
+        found = x.devices()
+        device = next(iter(found)) if len(found) == 1 else None
+        if device is None or device.platform != "cpu":
+            return None
+        return device if x.committed or device != _default_device() else None
+
     def constructs(self, name: str) -> bool:
         return _constructs(name)
 

@@ -251,6 +251,12 @@ class TensorFlow(Framework):
             )
         return name
 
+    def place_of(self, x: Any) -> Any:
+        if len(_cpus()) == 1 or _device_in_scope():
+            return None
+        kind, _, number = x.device.rpartition("device:")[2].partition(":")
+        return f"cpu:{number}" if kind == "CPU" else None
+
     def constructs(self, name: str) -> bool:
         return _constructs(name)
 

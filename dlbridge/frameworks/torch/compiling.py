@@ -3,9 +3,10 @@
 Dynamo traces no C. So it has a substitute in Python for each call that exchanges, registered when
 dynamo is imported, which takes seconds:
 
-- `to_numpy(x)` of a plain torch.Tensor, `to_torch(x)` of a torch.Tensor, and `to_torch(x,
-  readonly="share")` of a NumPy array stay in the graph, as `x.numpy()`, `x` and
-  `torch.from_numpy(x)`. Dynamo does not know which arrays are read-only;
+- `to_numpy(x)` of a plain torch.Tensor, `to_torch(x)` of a torch.Tensor, and `to_torch(x)` of a
+  NumPy array that the function has computed stay in the graph, as `x.numpy()`, `x` and
+  `torch.from_numpy(x)`. Dynamo does not know which arrays that come from outside are read-only:
+  those need `readonly="share"`;
 - any other exchange needs the memory, which a graph does not have: it breaks the graph, and is made
   between its parts. Under `fullgraph=True` the error of torch has our reason in it.
 """
@@ -24,6 +25,14 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.exchange import exchange, trees
 from dlbridge.frameworks import conversions
+
+try:
+    from torch._dynamo.comptime import comptime
+    from torch._dynamo.source import NumpyTensorSource
+
+    _TRACKS_ARRAYS = True
+except ImportError:  # insides of torch: without them, all arrays need readonly="share"
+    _TRACKS_ARRAYS = False
 
 _TELLS_REASONS = "reason" in inspect.signature(torch.compiler.disable).parameters  # since 2.7
 
@@ -48,21 +57,62 @@ def _stays(to: object, x: Any, policies: dict[str, Any]) -> bool:
     if to != "torch":
         return False
     if type(x) is numpy.ndarray:
-        return policies == {"readonly": "share"}
+        return policies == {"readonly": "share"} or (_TRACKS_ARRAYS and not policies)
     return not policies and type(x) is torch.Tensor
 
 
-def _traced(to: object, x: Any) -> Any:
+def _traced(to: object, x: Any, policies: dict[str, Any]) -> Any:
     """Return what `_stays` allows."""
     if to == "numpy":
         return x.numpy()
-    return x if type(x) is torch.Tensor else torch.from_numpy(x)
+    if type(x) is torch.Tensor:
+        return x
+    if not policies:
+        comptime(_end_graph_at_arrays_from_outside)
+    return torch.from_numpy(x)
+
+
+def _end_graph_at_arrays_from_outside(context: Any) -> None:
+    """Break the graph that dynamo is making unless `x` of `_traced` is certain to be writable."""
+    try:
+        writable = _is_made_in_graph(context.get_local("x").as_proxy().node)
+    except AttributeError:  # the insides of torch are others than those of 2.13
+        writable = False
+    if not writable:
+        context.graph_break(f"reason: {_reason('to_torch')}")
+
+
+# Of NumPy's functions that dynamo traces, those whose results are read-only.
+_PROTECTING = frozenset({"broadcast_to", "broadcast_arrays", "diagonal"})
+
+
+def _is_made_in_graph(node: torch.fx.Node) -> bool:
+    """Return whether all arrays of which a node is computed, or a view, come from tensors."""
+    nodes, seen = [node], set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        nodes += node.all_input_nodes
+        if node.op == "placeholder":
+            source = node.meta["grapharg"].source if "grapharg" in node.meta else None
+            made = source is not None and not isinstance(source, NumpyTensorSource)
+        else:
+            name = getattr(node.target, "__name__", "").removeprefix("wrapped_")
+            made = node.op in ("call_function", "call_method") and name not in _PROTECTING
+        if not made:
+            return False
+    return True
 
 
 def _reason(name: str) -> str:
     stays = ""
     if name in ("to_torch", "convert"):
-        stays = 'pass readonly="share" with a NumPy array that nobody protects from writes, '
+        stays = (
+            'pass readonly="share" with a NumPy array from outside of the compiled function that '
+            "nobody protects from writes, "
+        )
     return (
         f"{name}: torch.compile has no memory to exchange while it traces, so the graph ends here; "
         f"{stays}make the exchange outside of the compiled function, leave out fullgraph=True, or "
@@ -95,7 +145,7 @@ def _substitute_converters() -> None:
     def call(self: native.Converter[Any], *args: Any, **policies: Any) -> Any:
         name = self.__name__
         if len(args) == 1 and _stays(name[3:], args[0], policies):
-            return _traced(name[3:], args[0])
+            return _traced(name[3:], args[0], policies)
         return breaking.get(name, other)(self, *args, **policies)
 
     _register(native.Converter.__dict__["__call__"], call)
@@ -106,7 +156,7 @@ def _substitute_convert() -> None:
 
     def convert(*args: Any, **policies: Any) -> Any:
         if len(args) == 2 and _stays(args[1], args[0], policies):
-            return _traced(args[1], args[0])
+            return _traced(args[1], args[0], policies)
         return breaking(*args, **policies)
 
     _register(native.convert, convert)
