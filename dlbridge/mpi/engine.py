@@ -133,13 +133,21 @@ class Engine:
 
     def start(self, operation: Operation, steps: Steps) -> Request:
         """Begin an operation, in a function that `channel.begins` decorates."""
+        made = self.request(operation, steps)  # where there is no memory, nothing has begun
+        self.begin(operation)
+        return made
+
+    def request(self, operation: Operation, steps: Steps) -> Request:
+        """Return the request of an operation that `begin` begins."""
         self.job.check_process(operation.call)
         operation.steps = steps
-        made = Request(operation)  # first: if this raises MemoryError, nothing has begun
+        return Request(operation)
+
+    def begin(self, operation: Operation) -> None:
+        """Begin an operation that has a request."""
         with self._lock:
             self.active[operation] = None
             self._advance(operation)
-        return made
 
     def _advance(self, operation: Operation) -> None:
         try:
@@ -388,6 +396,10 @@ class Request(native.Begun):
         """Wait as a blocking call does: a receive for which nothing came is not left behind."""
         try:
             return self._wait(limit)
+        except MemoryError:  # for the wait, or for the result
+            if self._is_over or self.cancel():
+                raise
+            return self._wait(limit)  # others rely on it
         except MPITimeoutError:
             if limit is None or not self.cancel():
                 raise

@@ -6,9 +6,9 @@ same message, larger contents in a second one, which goes straight into the memo
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Generator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -195,13 +195,14 @@ def _await_head(
     mpi = over.mpi
     operation.kept.append(space)
     memory = [space, _SPACE, mpi.BYTE]
+    status = mpi.Status()  # before anything is posted
     if matching.must_wait(over, source):
         message = yield from matching.Receive(over, operation, source, tag).wait()
         request = message.Irecv(memory)
     else:
         request = over.messages.Irecv(memory, source, mpi.ANY_TAG if tag is None else tag)
         operation.may_cancel = True
-    operation.status = status = mpi.Status()
+    operation.status = status
     yield (request,)
     operation.status = None
     operation.may_cancel = False
@@ -226,7 +227,7 @@ def _receive(
         made = out.memory() if out is not None and fits else kind.empty()
     except MemoryError:
         if not len(contents) and 0 not in kind.shape:  # they come by themselves
-            yield from _receive_nothing(over, sender, number)
+            yield from _receive_nothing(over, operation, sender, number, kind)
         raise
     nbytes = made.nbytes
     if len(contents) != (nbytes if nbytes <= _MOST else 0):
@@ -253,12 +254,23 @@ def _receive(
     return out.finish(made)
 
 
-def _receive_nothing(over: Channel, sender: int, number: int) -> Steps:
-    """Receive large contents for which there is no memory, so that their sender does not wait."""
-    request = over.payloads.Irecv([bytearray(0), 0, over.mpi.BYTE], sender, number)
-    with suppress(over.mpi.Exception):  # it says that they are too long
-        while not request.Test():
-            yield None
+def _receive_nothing(
+    over: Channel, operation: Operation, sender: int, number: int, kind: Kind
+) -> Steps:
+    """Receive large contents for which there is no memory, so that their sender does not wait.
+
+    All blocks of them go to the same place. A receive that is too short would do in MPICH, but
+    OpenMPI 5.0.11 writes the rest behind it.
+    """
+    block = bytearray(_MOST)
+    _, bits, lanes = kind.dtype
+    most = math.prod(kind.shape) * -(-bits * lanes // 8)
+    sizes = [_MOST] * -(-most // _MOST)
+    datatype = over.mpi.BYTE.Create_hindexed(sizes, [0] * len(sizes)).Commit()
+    operation.kept.append(block)
+    request = over.payloads.Irecv([block, 1, datatype], sender, number)
+    datatype.Free()  # MPI keeps it until the receive is over
+    yield (request,)
 
 
 def _read_head(
@@ -295,11 +307,7 @@ def isendrecv(
     taken = take("sendrecv", x)
     framework = taken.framework if to is None else to
     receive = _prepare_receive(over, source, tags[1], framework, out, call="sendrecv")
-    send = _prepare_send(over, taken, dest, tags[0], "sendrecv")
-    sent = over.engine.start(*send)  # first: where it fails, no receive may take a message
-    if sent.operation.error is not None:
-        return sent
-    return _exchange(over, sent.operation, over.engine.start(*receive).operation)
+    return _exchange(over, _prepare_send(over, taken, dest, tags[0], "sendrecv"), receive)
 
 
 @begins("sendrecv")
@@ -317,12 +325,12 @@ def go_on_exchanging(
     """Go on with a send and a receive that C has posted."""
     framework = take("sendrecv", x).framework if to is None else to
     receive = _prepare_receive(over, source, tag, framework, out, posted[1])
-    sent = over.engine.start(*_prepare_posted(over, posted[0], dest))
-    return _exchange(over, sent.operation, over.engine.start(*receive).operation)
+    return _exchange(over, _prepare_posted(over, posted[0], dest), receive)
 
 
-def _exchange(over: Channel, sent: Operation, received: Operation) -> Request:
-    """Begin what waits for a send and a receive."""
+def _exchange(over: Channel, send: Prepared, receive: Prepared) -> Request:
+    """Begin a send and a receive, and what waits for both, for which there is memory before."""
+    sent, received = send[0], receive[0]
     operation = over.operation("sendrecv", received.peers | sent.peers)
 
     def steps() -> Steps:
@@ -336,4 +344,10 @@ def _exchange(over: Channel, sent: Operation, received: Operation) -> Request:
 
     operation.nbytes = received.nbytes + sent.nbytes
     operation.receive = received
-    return over.engine.start(operation, steps())
+    made = over.engine.request(operation, steps())
+    first = over.engine.start(*send)  # where it fails, no receive may take a message
+    if sent.error is not None:
+        return first
+    over.engine.start(*receive)
+    over.engine.begin(operation)
+    return made

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -1310,6 +1310,75 @@ def messages_without_memory() -> None:
                     with pytest.raises(MemoryError, match="there is none"):
                         receive(1)
                 check(receive(1), x)
+    mpi.barrier()
+    finish()
+
+
+def passed_on_without_memory() -> None:
+    """What C cannot hand over to Python for lack of memory goes on, or is taken back."""
+    rank, over, world = mpi.rank(), channel("a test"), engine().job.mpi.COMM_WORLD
+    x, large = np.arange(3.0), np.arange(30000.0)
+    mpi.allreduce(x), mpi.bcast(large), mpi.allgather(large)  # C learns them
+    tag = 7  # of the test's own messages
+
+    @contextmanager
+    def short_of_memory(name: str, times: int) -> Any:
+        """Memory is there at the last time; then the other rank may begin."""
+        resume, left = GOING_ON[name], [times]
+
+        def hand_over(*given: Any) -> Any:
+            left[0] -= 1
+            if left[0]:
+                raise MemoryError("there is none")
+            world.Send(b"", 0, tag)
+            return resume(*given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(GOING_ON, name, hand_over)
+            yield
+
+    for call in (mpi.recv, partial(mpi.sendrecv, x, 0)):  # nothing has come
+        name = "recv" if call is mpi.recv else "sendrecv"
+        for more in ({}, {"timeout": 60.0}, {"out": np.empty(3)}):
+            mpi.barrier()
+            if rank == 1:
+                with short_of_memory(name, 2):
+                    refused(MemoryError, "there is none", call, 0, **more)
+            mpi.barrier()
+            if rank == 0:
+                mpi.send(x + 1, 1)
+                check(x if call is mpi.recv else mpi.recv(1), x)
+            elif rank == 1:
+                check(mpi.recv(0, timeout=60), x + 1)
+    for sent in (x, large):  # one rank is late
+        for name, mine, others in (
+            ("allreduce", partial(mpi.allreduce, sent), sent * mpi.size()),
+            ("bcast", partial(mpi.bcast, sent), sent),
+            ("allgather", partial(mpi.allgather, sent), np.stack([sent] * mpi.size())),
+        ):
+            mpi.barrier()
+            if rank == 0:
+                world.Recv(bytearray(0), 1, tag)
+                check(mine(), others)
+            elif rank == 1:
+                with short_of_memory(name, 3):
+                    check(mine(), others)
+            else:
+                check(mine(), others)
+    for out in (None, np.empty(30000)):  # the contents are late
+        mpi.barrier()
+        if rank == 0:
+            number = over.peers.next_payload()
+            head = struct.pack("<IIQ", number, 0, 5) + Kind((30000,), (2, 64, 1)).pack()
+            over.messages.Send(head, 1, 5)
+            world.Recv(bytearray(0), 1, tag)
+            over.payloads.Send(large, 1, number)
+            mpi.send(x, 1, 5)
+        elif rank == 1:
+            over.messages.Probe(0, 5)  # else the receive is taken back
+            with short_of_memory("recv", 3):
+                check(mpi.recv(0, 5, out=out, timeout=60), large)
+            check(mpi.recv(0, 5, timeout=60), x)
     mpi.barrier()
     finish()
 

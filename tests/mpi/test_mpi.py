@@ -56,6 +56,7 @@ TOGETHER = (
     "contents_longer_than_announced",
     "failed_exchanges_leave_nothing",
     "messages_without_memory",
+    "passed_on_without_memory",
     "exchanges_with_nobody",
     "timeouts",
     "cancelled_receives",

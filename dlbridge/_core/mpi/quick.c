@@ -31,6 +31,7 @@ enum {
 #define AWAKE 50e-6    /* seconds of yielding before Python waits, */
 #define PER_BYTE 5e-10 /* so much more for each byte that is on its way, */
 #define LONGEST 10e-3  /* and at most in total, since nobody looks at signals */
+#define PATIENCE 1.0   /* seconds in which memory may be short */
 #define ASIDE 1e-3     /* seconds after which what is under way in Python goes on */
 
 /* ---- Reduction ---- */
@@ -683,13 +684,70 @@ static PyObject *go_on(const quick *self, const char *name, void *under_way,
     return request;
 }
 
+/* Advance what is under way, one thing or two: 1, it is over; 0, not yet; -1. */
+static int advance_any(PyObject *under_way) {
+    if (PyTuple_CheckExact(under_way)) {
+        int first = advance_any(PyTuple_GET_ITEM(under_way, 0));
+        int second = first < 0 ? -1 : advance_any(PyTuple_GET_ITEM(under_way, 1));
+        return second < 0 ? -1 : first && second;
+    }
+    if (Py_TYPE(under_way) == &dlb_PostedType)
+        return advance_posted((posted *)under_way);
+    return Py_TYPE(under_way) == &dlb_BallotType
+               ? dlb_ballot_advance((dlb_ballot *)under_way)
+               : dlb_collective_advance((dlb_collective *)under_way);
+}
+
+/* Whether it is a receive, or has one, of which nothing has come, and that was taken
+ * back: it would take the message of a later one. Keeps the exception that is set. */
+static bool takes_back(PyObject *under_way) {
+    PyObject *last =
+        PyTuple_CheckExact(under_way) ? PyTuple_GET_ITEM(under_way, 1) : under_way;
+    PyObject *error = dlb_take_exception();
+    int done = Py_TYPE(last) == &dlb_PostedType ? cancel_posted((posted *)last) : 0;
+    PyErr_Clear(); /* of MPI */
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+    return done > 0;
+}
+
+/* Go on for a millisecond, while there is no memory for Python to do that; -1. */
+static int bide(PyObject *under_way) {
+    for (int i = 0; i < 10; i++) {
+        if (advance_any(under_way) < 0)
+            return -1;
+        Py_BEGIN_ALLOW_THREADS;
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+        Py_END_ALLOW_THREADS;
+    }
+    return PyErr_CheckSignals();
+}
+
+/* As `go_on`. Where memory runs short amid the hand-over, a receive of which nothing
+ * has come is taken back; the rest goes on here until there is some, or for PATIENCE:
+ * other ranks rely on it, and a message that has begun to come is not lost. */
+static PyObject *hand_to_python(const quick *self, const char *name, void *under_way,
+                                PyObject *const *args, Py_ssize_t count) {
+    double until = now() + PATIENCE;
+    for (;;) {
+        PyObject *request = go_on(self, name, under_way, args, count);
+        if (request != NULL || !PyErr_ExceptionMatches(PyExc_MemoryError) ||
+            takes_back(under_way) || now() > until)
+            return request;
+        PyErr_Clear();
+        if (bide(under_way) < 0)
+            return NULL;
+    }
+}
+
 /* Wait for it there. An interrupt ends the wait, not the call: the other ranks still
  * get what they wait for. */
 static PyObject *resume(const caller *by, const char *name, void *under_way,
                         PyObject *const *args, Py_ssize_t count) {
-    PyObject *request = go_on(by->self, name, under_way, args, count), *result = NULL;
+    PyObject *request = hand_to_python(by->self, name, under_way, args, count);
+    PyObject *result = NULL;
     if (request != NULL && by->timeout == Py_None)
-        result = PyObject_CallMethod(request, "wait", NULL);
+        result = PyObject_CallMethod(request, "wait_or_cancel", "O", Py_None);
     else if (request != NULL)
         result =
             PyObject_CallMethod(request, "wait_since", "dO", by->begun, by->timeout);
@@ -1433,21 +1491,22 @@ static bool fits(const announced *said, const DLTensor *dl) {
             memcmp(said->shape, dl->shape, (size_t)dl->ndim * sizeof *dl->shape) == 0);
 }
 
-/* Receive large contents into a view. Returns 1 when they have arrived, 0 if it takes
- * long and Python goes on, with a Tensor if the memory is new, -1 with an exception. */
+/* Receive large contents into a view. Returns 1 when they have arrived, 0 if Python
+ * goes on, with a Tensor if the memory is new, -1 with an exception. */
 static int receive_contents(posted *message, dlb_view *view, bool is_new,
                             uint32_t number, size_t nbytes) {
     char *data = (char *)view->dl.data + view->dl.byte_offset;
-    if (post_contents(message, view->buffer, data, nbytes, number) < 0)
-        return -1;
-    int came = wait_shortly(advance_message, message, nbytes);
-    if (came == 0 && is_new) {
+    if (is_new) { /* first: once they are on their way, there must be one */
         dlb_buffer_retain(view->buffer);
         message->result = dlb_tensor_new(dlb.tensor_type, view);
-        if (message->result == NULL)
-            return -1;
+        if (message->result == NULL) {
+            PyErr_Clear();
+            return 0; /* Python reports it, and takes them in */
+        }
     }
-    return came;
+    if (post_contents(message, view->buffer, data, nbytes, number) < 0)
+        return -1;
+    return wait_shortly(advance_message, message, nbytes);
 }
 
 /* What a receive needs besides its message. */
@@ -1533,28 +1592,21 @@ done:
 }
 
 /* Go on with both in Python, or with the send alone. */
-static PyObject *resume_exchange(const caller *by, posted *sent, posted *received,
-                                 PyObject *result, PyObject *const *args,
-                                 Py_ssize_t count) {
-    if (result != NULL) {
-        PyObject *none = resume(by, "send", sent, args + 1, 1);
-        if (none == NULL)
-            Py_CLEAR(result);
-        Py_XDECREF(none);
-        return result;
-    }
-    PyObject *both = PyTuple_Pack(2, sent, received);
-    if (both == NULL)
-        return NULL;
-    result = resume(by, "sendrecv", both, args, count);
-    Py_DECREF(both);
+static PyObject *resume_exchange(const caller *by, PyObject *both, PyObject *result,
+                                 PyObject *const *args, Py_ssize_t count) {
+    if (result == NULL)
+        return resume(by, "sendrecv", both, args, count);
+    PyObject *none = resume(by, "send", PyTuple_GET_ITEM(both, 0), args + 1, 1);
+    if (none == NULL)
+        Py_CLEAR(result);
+    Py_XDECREF(none);
     return result;
 }
 
 static PyObject *
 quick_sendrecv(const caller *by, dlb_peers *over, PyObject *const *args,
                Py_ssize_t count) { /* x, dest, source, sendtag, recvtag, to, out */
-    PyObject *sends[3] = {args[0], args[1], args[3]}, *result = NULL;
+    PyObject *sends[3] = {args[0], args[1], args[3]}, *result = NULL, *both = NULL;
     receiver to;
     posted *sent = NULL, *received = NULL;
     if (open_receiver(by->self, over, args[2], args[4], args[6], &to) <= 0)
@@ -1562,10 +1614,13 @@ quick_sendrecv(const caller *by, dlb_peers *over, PyObject *const *args,
     to.converter = args[5] == Py_None ? type_converter(by->self, args[0])
                                       : find_converter(args[5]);
     if (to.converter == NULL || (received = new_receive(over, to.source)) == NULL ||
+        (both = PyTuple_New(2)) == NULL ||
         (sent = begin_send(by->self, over, sends)) == NULL) {
         result = decline();
         goto done;
     }
+    PyTuple_SET_ITEM(both, 0, Py_NewRef(sent));
+    PyTuple_SET_ITEM(both, 1, Py_NewRef(received));
     if (post_head(received, to.tag) < 0)
         goto done;
     int came = receive(received, &to, &result);
@@ -1573,8 +1628,9 @@ quick_sendrecv(const caller *by, dlb_peers *over, PyObject *const *args,
     if (gone < 0)
         Py_CLEAR(result);
     else if (came == 0 || gone == 0)
-        result = resume_exchange(by, sent, received, result, args, count);
+        result = resume_exchange(by, both, result, args, count);
 done:
+    Py_XDECREF(both);
     Py_XDECREF(sent);
     Py_XDECREF(received);
     Py_XDECREF(to.converter);
