@@ -204,7 +204,9 @@ class DType:
 
         Raises:
             ExchangeError: reason "dtype"; DLPack cannot name it (string, quantised, reference, …).
+            UnsupportedTypeError: `number` is not an integer.
         """
+        number = _integer(number, "DType.from_tensorflow_number: number")
         return make_dtype(*read_tensorflow_number(number))
 
     @property
@@ -273,7 +275,15 @@ class DType:
         return self.triple
 
     def packed_bytes(self, count: int) -> int:
-        """Return the bytes of `count` elements in compact memory, rounded up to whole bytes."""
+        """Return the bytes of `count` elements in compact memory, rounded up to whole bytes.
+
+        Raises:
+            UnsupportedTypeError: `count` is not an integer.
+            ArgumentError: `count` is negative.
+        """
+        count = _integer(count, "DType.packed_bytes: count")
+        if count < 0:
+            raise ArgumentError(f"DType.packed_bytes: count must not be negative, got {count}")
         return (self.bits * self.lanes * count + 7) // 8
 
     def to(self, framework: str) -> Any:
@@ -331,6 +341,13 @@ def make_dtype(code: int, bits: int, lanes: int = 1) -> DType:
     """
     found = _interned.get((code, bits, lanes))
     return _create(int(code), int(bits), int(lanes)) if found is None else found
+
+
+def _integer(value: Any, what: str) -> int:
+    """Return `value` as an int; `what` is the call and the argument that it was given for."""
+    if hasattr(value, "__index__"):
+        return index(value)
+    raise UnsupportedTypeError(f"{what} must be an integer, got {type(value).__name__}")
 
 
 def _create(code: int, bits: int, lanes: int) -> DType:

@@ -123,7 +123,7 @@ class ExchangeError(DLBridgeError, BufferError):
 # How the text of a refusal begins that was made before the call of the user was known.
 _INNER_CALL = re.compile(
     r"(?:from_dlpack|__dlpack__|to_[a-z]+|take_object|as_dtype|as_tensor|empty|zeros|ones|full"
-    r"|wrap|load_library): "
+    r"|wrap|Library\.wrap|load_library): "
 )
 # Of the calls, those with the policies of an exchange.
 _WITH_POLICIES = re.compile(r"(?:to_(?!dlpack)|explain|convert_tree|receipts)")

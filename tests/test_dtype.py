@@ -72,6 +72,16 @@ def test_there_is_one_object_for_each_dtype(triple: tuple[int, int, int]) -> Non
     assert eval(repr(dtype)) is dtype
 
 
+def test_numbers_of_another_type_are_refused_by_name() -> None:
+    for call in (dlbridge.float32.packed_bytes, DType.from_tensorflow_number):
+        for wrong in ("3", 1.5, None, [1]):
+            with pytest.raises(UnsupportedTypeError, match=f"^DType.{call.__name__}: "):
+                call(wrong)  # type: ignore[arg-type]
+        assert call(np.int64(1)) == call(1)
+    with pytest.raises(ArgumentError, match=r"^DType\.packed_bytes: count must not be negative"):
+        dlbridge.float32.packed_bytes(-1)
+
+
 @given(triples, st.integers(0, 1 << 40))
 def test_sizes_are_those_of_the_core(triple: tuple[int, int, int], count: int) -> None:
     dtype = make_dtype(*triple)

@@ -133,6 +133,11 @@ class Kernel(native.KernelBase):
 
     def __new__(cls, recipe: Recipe) -> Self:
         """Make the kernel that `recipe` describes; `wrap` is the way to one."""
+        if not isinstance(recipe, Recipe):
+            raise UnsupportedTypeError(
+                "Kernel: make kernels with dlbridge.wrap(function, schema), "
+                f"got {type(recipe).__name__}"
+            )
         schema = recipe.schema
         functions = recipe.functions
         targets = make_targets(recipe.name, functions, schema, recipe.launch)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Unpack
 
 from dlbridge import registry
 from dlbridge.calls import public, with_advice, words
-from dlbridge.errors import ArgumentError, KernelError
+from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
 from dlbridge.kernels.builds import find_built
@@ -59,6 +59,11 @@ class Library:
     kernels: Mapping[str, Kernel]
 
     def __init__(self, path: str, spelled: str | None = None) -> None:
+        if not isinstance(path, str):
+            raise UnsupportedTypeError(
+                "Library: open libraries with dlbridge.load_library(path), "
+                f"got {type(path).__name__}"
+            )
         self.path = path
         self.kernels = MappingProxyType({})
         try:

@@ -405,3 +405,17 @@ def test_a_misspelt_name_of_a_dtype_or_device_suggests_the_nearest() -> None:
         dlbridge.zeros(2, "flaot32")
     with pytest.raises(dlbridge.errors.ArgumentError, match=r"^zeros: .*did you mean 'cuda'\?$"):
         dlbridge.zeros(2, device="cuad:0")
+
+
+@pytest.mark.parametrize("wrong", [None, -7, ["a"], object(), 1.5, {}, int])
+def test_classes_that_other_calls_make_name_these_calls(wrong: Any) -> None:
+    for cls, made_by in ((dlbridge.Kernel, "wrap"), (dlbridge.Library, "load_library")):
+        with pytest.raises(
+            dlbridge.errors.UnsupportedTypeError, match=rf"^{cls.__name__}: .*dlbridge\.{made_by}\("
+        ):
+            cls(wrong)
+
+
+def test_a_refusal_of_a_call_within_a_call_has_the_name_of_the_outer_one_alone() -> None:
+    with pytest.raises(dlbridge.errors.ArgumentError, match=r"^compile_c: abi must be one of"):
+        dlbridge.compile_c("void f(void) {}", "f", "misuse::f(x: f32[n]) -> f32[n]", abi="nonsense")
