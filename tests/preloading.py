@@ -28,7 +28,8 @@ class Preloaded:
         framework: the name of a module.
 
     Attributes:
-        seconds: of the processor, that all processes forked so far have used.
+        seconds: of the processor, used by all processes forked so far of parents that still run;
+            what else was used, the system counts when the parent ends.
     """
 
     seconds = 0.0
@@ -36,6 +37,7 @@ class Preloaded:
     def __init__(self, framework: str) -> None:
         self._command = [sys.executable, "-X", "faulthandler", __file__, framework]
         self._server: subprocess.Popen[str] | None = None
+        self._seconds = 0.0
 
     def run(
         self, code: str, argv: Sequence[str], env: Mapping[str, str], folder: Path, timeout: float
@@ -64,6 +66,7 @@ class Preloaded:
             if not select.select([server.stdout], [], [], timeout)[0]:
                 raise TimeoutError(f"after {timeout} s: {files[1].read_text()}")
             status, seconds = server.stdout.readline().split()
+            self._seconds += float(seconds)
             Preloaded.seconds += float(seconds)
         except BaseException:
             if child is not None:
@@ -77,6 +80,8 @@ class Preloaded:
         if self._server is not None:
             self._server.communicate()
             self._server = None
+            Preloaded.seconds -= self._seconds
+            self._seconds = 0.0
 
 
 def _serve(orders: IO[str], answers: IO[str]) -> Any:
