@@ -549,6 +549,10 @@ def _refuse_leaf(node: Any, path: str) -> NoReturn:
             f"{what}is a function that binds a tensor, which would stay as it is; give it the "
             f"tensor as an argument, or {keep}"
         )
+    if isinstance(node, (set, frozenset)) and _holds_tensor(node):
+        raise UnsupportedTypeError(
+            f"{what}holds tensors, which have no order there; put a list in its place, or {keep}"
+        )
     raise UnsupportedTypeError(
         f"{what}is neither a tensor, a container nor plain data{protocol.advise(node)}; {keep}"
     )
@@ -656,6 +660,7 @@ _FUNCTIONS = (
     *(FunctionType, BuiltinFunctionType, ModuleType, type, np.ufunc),
     *(MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType),
 )
+_BOUND = (BuiltinFunctionType, MethodWrapperType)  # which may be methods of an object
 _PLAIN = (
     *(NoneType, bool, int, float, complex, str, bytes, bytearray, Number, Enum),
     *(date, time, timedelta, tzinfo, UUID, PurePath, range, re.Pattern),
@@ -683,6 +688,8 @@ _DESCRIPTIONS = frozenset(
 
 def _is_plain(x: Any) -> bool:
     """Return whether `x`, which is not a tensor and no container, is plain data."""
+    if isinstance(x, _BOUND) and _is_tensor(x.__self__):
+        return False
     if isinstance(x, (set, frozenset)):
         return all(map(_is_plain, x))
     if isinstance(x, (np.ndarray, np.generic)):
@@ -722,6 +729,8 @@ def _holds_tensor(x: object) -> bool:
     ahead = [x]
     while ahead:
         each = ahead.pop()
+        if isinstance(each, _BOUND):
+            each = each.__self__
         if id(each) in seen or type(each) in _PLAIN_AT_A_GLANCE or isinstance(each, _PLAIN):
             continue
         seen[id(each)] = each

@@ -731,6 +731,10 @@ def test_slices_and_arrays_of_objects_are_containers() -> None:
     assert isinstance(made[1][0, 1], Tensor)
     assert made[1][1, 0] == "text"
     assert isinstance(ragged[0, 1], np.ndarray)
+    ragged[0, 1] = dlbridge.arange(3)
+    made = [convert_tree(ragged, "numpy"), *convert_tree([ragged], "numpy")]  # of the target itself
+    made += [convert_tree({"a": ragged}, "numpy")["a"], *convert_tree((ragged,), "numpy")]
+    assert all(isinstance(each[0, 1], np.ndarray) for each in made)
     ragged[1, 1] = Opaque()
     with pytest.raises(UnsupportedTypeError, match=r"Opaque at \[1, 1\] is neither"):
         convert_tree(ragged, "dlbridge")
@@ -774,6 +778,13 @@ def test_compiled_functions_and_shardings_are_plain_data() -> None:
     assert all(a is b for a, b in zip(made, kept, strict=False))
 
 
+def test_a_set_of_tensors_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    for kind in (set, frozenset):
+        with pytest.raises(UnsupportedTypeError, match=r"at \['s'\] holds tensors, .* put a list"):
+            convert_tree({"s": kind([torch.ones(1)])}, "numpy")
+
+
 def test_a_function_that_binds_a_tensor_is_refused() -> None:
     class Layer:
         def __init__(self) -> None:
@@ -782,7 +793,8 @@ def test_a_function_that_binds_a_tensor_is_refused() -> None:
         def apply(self) -> None:
             pass
 
-    bound = functools.partial(len, (leaf(),)), Layer().apply, functools.partial(Layer().apply)
+    bound = [functools.partial(len, (leaf(),)), Layer().apply, functools.partial(Layer().apply)]
+    bound += [leaf().sum, leaf().__add__, functools.partial(leaf().sum, 0)]
     for function in bound:
         with pytest.raises(
             UnsupportedTypeError, match=r"at \[0\] is a function that binds a tensor"

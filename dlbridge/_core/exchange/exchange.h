@@ -21,6 +21,7 @@ extern PyMethodDef dlb_table_functions[];
 
 /* ---- numpy.c ---- */
 bool dlb_is_numpy(PyObject *x);
+bool dlb_numpy_has_objects(PyObject *x); /* an array whose elements are objects */
 int dlb_take_numpy(PyObject *array, dlb_view *view);
 /* `keeper` keeps the array, which may be of a subclass; what its memory is in is kept
  * too. */

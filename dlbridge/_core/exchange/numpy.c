@@ -31,6 +31,10 @@ bool dlb_is_numpy(PyObject *x) {
     return PyArray_CheckExact(x);
 }
 
+bool dlb_numpy_has_objects(PyObject *x) {
+    return PyArray_Check(x) && PyArray_TYPE((PyArrayObject *)x) == NPY_OBJECT;
+}
+
 int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *strides,
                      int32_t room) {
     if (!PyArray_CheckExact(x))

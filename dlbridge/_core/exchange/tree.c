@@ -339,7 +339,8 @@ static PyObject *walk_container(walk *w, way convert, PyObject *node, const plac
 
 /* NULL without an exception: Python decides. */
 static PyObject *convert_leaf(walk *w, PyObject *node) {
-    if (w->converter == Py_None || PyByteArray_CheckExact(node))
+    if (w->converter == Py_None || PyByteArray_CheckExact(node) ||
+        dlb_numpy_has_objects(node))
         return NULL;
     /* Who registers a class calls it a container. */
     if (!dlb_is_framework_type(Py_TYPE(node))) {
