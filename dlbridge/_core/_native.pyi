@@ -588,8 +588,22 @@ def torch_queries_close(calls: bool, /) -> None:
 def torch_query_fits(tensor: Any, /) -> bool:
     """Whether the dtype and the storage of a torch.Tensor are as a kernel needs them."""
 
-def torch_hold(storage: Any, kind: type, /) -> Any:
-    """What the views of a torch storage hold, of this class; None: it was never lent."""
+class TorchMemory:
+    """The memory of a storage of torch that was lent, of a fixed size."""
+
+    before: Any
+    """What keeps the memory that the storage has left, or None."""
+
+    @property
+    def views(self) -> int:
+        """How many views there are."""
+
+@final
+class TorchHold:
+    """What a view of a storage of torch keeps."""
+
+def torch_hold(storage: Any, /) -> TorchHold | None:
+    """What a view of a storage keeps; None: it was never lent."""
 
 def torch_query_wrote(tensor: Any, /) -> None:
     """Count one more version of a torch.Tensor."""

@@ -264,7 +264,8 @@ static int start_types(PyObject *module) {
                                    &dlb_ClusterCallType,    &dlb_PeersType,
                                    &dlb_BallotType,         &dlb_ReductionType,
                                    &dlb_QuickType,          &dlb_PostedType,
-                                   &dlb_CollectiveType,     &dlb_BegunType};
+                                   &dlb_CollectiveType,     &dlb_BegunType,
+                                   &dlb_TorchMemoryType,    &dlb_TorchHoldType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -274,12 +275,15 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_take_functions,    dlb_table_functions,          dlb_numpy_functions,
-        dlb_receipt_functions, dlb_cuda_functions,           dlb_memory_functions,
-        dlb_call_functions,    dlb_tensorflow_functions,     dlb_torch_op_functions,
-        dlb_torch_functions,   dlb_torch_memory_functions,   dlb_tree_functions,
-        dlb_signal_functions,  dlb_onnxruntime_functions,    dlb_torch_query_functions,
-        dlb_begun_functions,   dlb_torch_function_functions,
+        dlb_take_functions,           dlb_table_functions,
+        dlb_numpy_functions,          dlb_receipt_functions,
+        dlb_cuda_functions,           dlb_memory_functions,
+        dlb_call_functions,           dlb_tensorflow_functions,
+        dlb_torch_op_functions,       dlb_torch_functions,
+        dlb_torch_memory_functions,   dlb_tree_functions,
+        dlb_signal_functions,         dlb_onnxruntime_functions,
+        dlb_torch_query_functions,    dlb_begun_functions,
+        dlb_torch_function_functions, dlb_torch_sharing_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)

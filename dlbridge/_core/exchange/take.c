@@ -139,8 +139,7 @@ static int parse_answer(PyObject *answer, entry_t *made) {
         return made->table ? 0 : -1;
     }
     if (made->kind == TORCH_PUBLIC)
-        return expect_payload(made->payload, 3,
-                              "torch_public needs (export, hold, memory)");
+        return expect_payload(made->payload, 2, "torch_public needs (export, hold)");
     if (made->kind == CAPSULE)
         return expect_payload(
             made->payload, 6,
@@ -288,8 +287,8 @@ static int take_torch(PyObject *x, const DLPackExchangeAPI *table, dlb_view *vie
  *
  * What the Python path asks in `_take_memory` of frameworks/torch/__init__.py is asked
  * here, of plain tensors in the CPU's memory: see torch/queries.c. The payload is
- * (export, hold, Memory): the exchange table's capsule, or before 2.10
- * torch.utils.dlpack.to_dlpack; the others are of frameworks/torch/sharing.py. */
+ * (export, hold): the exchange table's capsule, or before 2.10
+ * torch.utils.dlpack.to_dlpack; `hold` of frameworks/torch/sharing.py. */
 
 enum { DETACH, STORAGE, RESIZABLE, TO_NUMPY, NAMES };
 static PyObject *torch_names[NAMES];
@@ -407,51 +406,52 @@ static int take_public_alias(PyObject *x, PyObject *payload, dlb_view *view) {
 /* What keeps the memory of a storage, which has elements, whatever becomes of its
  * tensors: `hold` of it, or the storage itself where torch moves it no more. */
 static PyObject *keeper_of(PyObject *x, PyObject *storage, PyObject *payload) {
-    if (fix_size(x, storage) < 0)
-        return NULL;
-    PyObject *memory = dlb_torch_hold_storage(storage, PyTuple_GET_ITEM(payload, 2));
-    if (memory == NULL && !PyErr_Occurred())
-        memory = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 1), storage);
-    if (memory != Py_None)
-        return memory;
-    Py_DECREF(memory);
+    PyObject *held = dlb_torch_hold_storage(storage);
+    if (held != NULL || PyErr_Occurred() || fix_size(x, storage) < 0)
+        return held;
+    held = PyObject_CallOneArg(PyTuple_GET_ITEM(payload, 1), storage);
+    if (held != Py_None)
+        return held;
+    Py_DECREF(held);
     return Py_NewRef(storage);
 }
 
-/* The memory, and no tensor, is what the view keeps. */
-static int take_public_storage(PyObject *x, PyObject *storage, PyObject *payload,
-                               dlb_view *view) {
+/* The memory, and no tensor, is what the view keeps. It is looked at before and after
+ * its storage was asked for, as Python code may run meanwhile. */
+static int take_public_storage(PyObject *x, PyObject *payload, dlb_view *view) {
     int status = dlb_torch_query_memory(x, &view->dl);
     if (status == 0 && !dlb_torch_copy_dims(view))
         status = DLB_DECLINED;
     if (status != 0)
         return status;
     bool has_elements = dlb_torch_extent(&view->dl) != 0;
-    PyObject *keeper =
-        has_elements ? keeper_of(x, storage, payload) : Py_NewRef(storage);
+    PyObject *storage = PyObject_CallMethodNoArgs(x, torch_names[STORAGE]);
+    PyObject *keeper = storage == NULL || !has_elements
+                           ? Py_XNewRef(storage)
+                           : keeper_of(x, storage, payload);
     int is_there = keeper ? dlb_torch_is_where(x, storage, &view->dl) : -1;
     view->flags = 0;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view->borrowed = (dlb_stream_id){0};
     view->buffer = is_there == 1 ? dlb_buffer_of_object(keeper) : NULL;
     Py_XDECREF(keeper);
+    Py_XDECREF(storage);
     if (is_there != 1)
         return is_there < 0 ? -1 : DLB_DECLINED;
     return view->buffer ? 0 : -1;
 }
 
-static int take_torch_public(PyObject *x, PyObject *payload, dlb_view *view) {
-    int plain = make_torch_names() < 0 ? -1 : dlb_torch_query_untracked(x);
-    if (plain == 1 && !dlb_torch_may_query())
-        return take_public_alias(x, payload, view);
-    if (plain == 1)
-        plain = dlb_torch_query_plain(x);
+static int take_torch_public(PyObject *x, PyObject *payload, bool detaches,
+                             dlb_view *view) {
+    if (make_torch_names() < 0)
+        return -1;
+    bool may_query = dlb_torch_may_query();
+    int plain = may_query ? dlb_torch_query_lendable(x, detaches)
+                          : dlb_torch_query_untracked(x);
     if (plain != 1)
         return plain < 0 ? -1 : DLB_DECLINED;
-    PyObject *storage = PyObject_CallMethodNoArgs(x, torch_names[STORAGE]);
-    int status = storage ? take_public_storage(x, storage, payload, view) : -1;
-    Py_XDECREF(storage);
-    return status;
+    return may_query ? take_public_storage(x, payload, view)
+                     : take_public_alias(x, payload, view);
 }
 
 /* ---- memory with streams ---- */
@@ -921,7 +921,8 @@ static int take_by_protocol(PyObject *x, bool is_old, PyObject *call, dlb_view *
     return DLB_DECLINED;
 }
 
-static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
+static int take_by_kind(PyObject *x, const entry_t *entry, bool detaches,
+                        dlb_view *view) {
     switch (entry->kind) {
     case TENSOR:
         dlb_tensor_view((dlb_tensor *)x, view);
@@ -934,7 +935,7 @@ static int take_by_kind(PyObject *x, const entry_t *entry, dlb_view *view) {
         return dlb_take_table(x, entry->table, view);
     case TORCH_PUBLIC: {
         PyObject *payload = Py_NewRef(entry->payload); /* as below */
-        int status = take_torch_public(x, payload, view);
+        int status = take_torch_public(x, payload, detaches, view);
         Py_DECREF(payload);
         return status;
     }
@@ -980,7 +981,7 @@ static inline const entry_t *entry_of(PyObject *x) {
 
 static int take_any(PyObject *x, dlb_view *view) {
     const entry_t *entry = entry_of(x);
-    return or_declined(entry ? take_by_kind(x, entry, view) : -1);
+    return or_declined(entry ? take_by_kind(x, entry, false, view) : -1);
 }
 
 int dlb_take(PyObject *x, dlb_view *view) {
@@ -1039,7 +1040,7 @@ int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
                    : take_by_protocol(x, entry->payload == Py_True, call, view);
     bool is_detached = detaches && entry != NULL &&
                        (entry->kind == TORCH || entry->kind == TORCH_PUBLIC);
-    int status = or_declined(entry ? take_by_kind(x, entry, view) : -1);
+    int status = or_declined(entry ? take_by_kind(x, entry, detaches, view) : -1);
     if (status == DLB_DECLINED && is_detached)
         status = take_detached(x, view);
     return status == DLB_DECLINED && may_copy ? take_values(x, view) : status;

@@ -60,6 +60,26 @@ bool dlb_torch_is_reached(const void *impl, const DLTensor *dl) {
            dlb_packed_bytes(dl->dtype, 0, offset + extent) <= bytes;
 }
 
+bool dlb_torch_lies_at(const void *impl, const DLTensor *dl) {
+    dlb_torch_tensor tensor = (dlb_torch_tensor)(void *)&impl;
+    int32_t dtype = -1, device = -1;
+    int64_t ndim = -1, *shape, *strides;
+    void *data;
+    if (dlb_shim.dtype(tensor, &dtype) != 0 ||
+        dlb_dtype_key(dlb_shim_dtype(dtype)) != dlb_dtype_key(dl->dtype) ||
+        dlb_shim.device_type(tensor, &device) != 0 ||
+        device != dlb_shim_device_type(kDLCPU) || dlb_shim.ndim(tensor, &ndim) != 0 ||
+        ndim != dl->ndim || dlb_shim.sizes(tensor, &shape) != 0 ||
+        dlb_shim.strides(tensor, &strides) != 0 ||
+        dlb_shim.data_ptr(tensor, &data) != 0 ||
+        data != (char *)dl->data + dl->byte_offset)
+        return false;
+    for (int32_t i = 0; i < dl->ndim; i++)
+        if (shape[i] != dl->shape[i] || (strides[i] != dl->strides[i] && shape[i] != 1))
+            return false;
+    return dlb_torch_is_reached(impl, dl);
+}
+
 /* ---- opening it, for Python ---- */
 
 /* Whether an at::Tensor is one pointer to what `_cdata` says, as far as torch can be

@@ -128,36 +128,59 @@ static int has_own_dtype(PyObject *x) {
     return is_own;
 }
 
-int dlb_torch_query_untracked(PyObject *x) {
-    int is_untracked = torch.is_known;
-    if (is_untracked == 1 && dlb_torch_has_functions()) {
-        const void *impl = dlb_torch_query_impl(x);
-        int is_traced = impl ? dlb_torch_is_traced() : -1;
-        return is_traced < 0 ? -1
-                             : is_traced == 0 && !dlb_internals.requires_grad(impl);
+/* `impl`: NULL where there are no C++ functions. */
+static int is_untracked(PyObject *x, const void *impl, bool detaches) {
+    if (impl != NULL) {
+        int is_traced = dlb_torch_is_traced();
+        if (is_traced != 0)
+            return is_traced < 0 ? -1 : 0;
+        return detaches || !dlb_internals.requires_grad(impl);
     }
-    if (is_untracked == 1)
-        is_untracked =
+    int untracked = 1;
+    if (!detaches)
+        untracked =
             dlb_torch_is_result(PyObject_GetAttr(x, names[REQUIRES_GRAD]), Py_False);
-    if (is_untracked == 1)
-        is_untracked =
-            dlb_torch_is_result(PyObject_CallNoArgs(torch.is_traced), Py_None);
-    return is_untracked;
+    if (untracked == 1)
+        untracked = dlb_torch_is_result(PyObject_CallNoArgs(torch.is_traced), Py_None);
+    return untracked;
 }
 
-int dlb_torch_query_plain(PyObject *x) {
+static int is_plain(PyObject *x, const void *impl) {
     uint64_t word;
-    if (!torch.is_known)
-        return 0;
-    if (dlb_torch_has_functions()) {
-        const void *impl = dlb_torch_query_impl(x);
-        if (impl == NULL)
-            return -1;
+    if (impl != NULL)
         return dlb_torch_holds_values(impl) && dlb_torch_has_known_dtype(impl);
-    }
     if (read_word(PyObject_CallOneArg(torch.keys, x), &word) < 0)
         return -1;
     return word == torch.plain || word == torch.inference ? has_own_dtype(x) : 0;
+}
+
+/* Its TensorImpl where there are C++ functions, else NULL: 1; 0: torch is not known. */
+static int find_impl(PyObject *x, const void **impl) {
+    *impl = NULL;
+    if (torch.is_known && dlb_torch_has_functions() &&
+        (*impl = dlb_torch_query_impl(x)) == NULL)
+        return -1;
+    return torch.is_known;
+}
+
+int dlb_torch_query_untracked(PyObject *x) {
+    const void *impl;
+    int is_known = find_impl(x, &impl);
+    return is_known == 1 ? is_untracked(x, impl, false) : is_known;
+}
+
+int dlb_torch_query_plain(PyObject *x) {
+    const void *impl;
+    int is_known = find_impl(x, &impl);
+    return is_known == 1 ? is_plain(x, impl) : is_known;
+}
+
+int dlb_torch_query_lendable(PyObject *x, bool detaches) {
+    const void *impl;
+    int is_lendable = find_impl(x, &impl);
+    if (is_lendable == 1)
+        is_lendable = is_untracked(x, impl, detaches);
+    return is_lendable == 1 ? is_plain(x, impl) : is_lendable;
 }
 
 int dlb_torch_query_ordinary(PyObject *x) {
@@ -220,6 +243,10 @@ static bool has_same_dims(const DLTensor *a, const DLTensor *b) {
 
 int dlb_torch_is_where(PyObject *x, PyObject *storage, const DLTensor *before) {
     DLTensor dl;
+    if (dlb_torch_has_functions()) {
+        const void *impl = dlb_torch_query_impl(x);
+        return impl ? dlb_torch_lies_at(impl, before) : -1;
+    }
     int status = dlb_torch_query_memory(x, &dl);
     if (status != 0)
         return status < 0 ? -1 : 0;
@@ -279,62 +306,6 @@ int dlb_torch_query_version(PyObject *x) {
     PyObject *result = PyObject_CallOneArg(torch.increment_version, x);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
-}
-
-/* ---- who holds a storage ---- */
-
-/* A new reference to what a weak one refers to; NULL: it is gone, or there is none. */
-static PyObject *referred(PyObject *reference) {
-    PyObject *object = NULL;
-    if (reference == NULL || !PyWeakref_CheckRef(reference))
-        return NULL;
-#if PY_VERSION_HEX >= 0x030d0000
-    PyWeakref_GetRef(reference, &object);
-#else
-    object = PyWeakref_GetObject(reference);
-    object = object == Py_None ? NULL : Py_NewRef(object);
-#endif
-    return object;
-}
-
-/* A Memory of the storage, which no view held when it was made, or that which one does
- * by now. */
-static PyObject *make_memory(PyObject *storage, PyObject *attributes, PyObject *key,
-                             PyObject *kind) {
-    static _Atomic(PyObject *) kept;
-    PyObject *name = dlb_kept_name(&kept, "storage");
-    PyObject *made = name ? PyObject_CallNoArgs(kind) : NULL, *memory = NULL;
-    PyObject *reference = made && PyObject_SetAttr(made, name, storage) == 0
-                              ? PyWeakref_NewRef(made, NULL)
-                              : NULL;
-    if (reference != NULL) {
-        DLB_BEGIN_EXCLUSIVE(storage); /* nothing in it runs Python code */
-        memory = referred(PyDict_GetItemWithError(attributes, key));
-        if (memory == NULL && PyDict_SetItem(attributes, key, reference) == 0)
-            memory = Py_NewRef(made);
-        DLB_END_EXCLUSIVE();
-    }
-    Py_XDECREF(reference);
-    Py_XDECREF(made);
-    return memory;
-}
-
-PyObject *dlb_torch_hold_storage(PyObject *storage, PyObject *kind) {
-    static _Atomic(PyObject *) kept_dict, kept_key;
-    PyObject *name = dlb_kept_name(&kept_dict, "__dict__");
-    PyObject *key = dlb_kept_name(&kept_key, "_dlbridge_memory");
-    PyObject *attributes = name && key ? PyObject_GetAttr(storage, name) : NULL;
-    if (attributes == NULL)
-        return NULL;
-    PyObject *memory = NULL, *known = NULL;
-    DLB_BEGIN_EXCLUSIVE(storage);
-    known = PyDict_GetItemWithError(attributes, key);
-    memory = referred(known);
-    DLB_END_EXCLUSIVE();
-    if (memory == NULL && known != NULL)
-        memory = make_memory(storage, attributes, key, kind);
-    Py_DECREF(attributes);
-    return memory;
 }
 
 /* ---- opening it, for Python ---- */
@@ -449,17 +420,6 @@ static PyObject *query_fits(PyObject *Py_UNUSED(module), PyObject *x) {
     return fits < 0 || PyErr_Occurred() ? NULL : PyBool_FromLong(fits);
 }
 
-/* torch_hold(storage, kind): see sharing.py; None where it never met the storage. */
-static PyObject *hold_storage(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *storage, *kind;
-    if (!PyArg_ParseTuple(args, "OO:torch_hold", &storage, &kind))
-        return NULL;
-    PyObject *memory = dlb_torch_hold_storage(storage, kind);
-    if (memory == NULL && !PyErr_Occurred())
-        Py_RETURN_NONE;
-    return memory;
-}
-
 /* torch_query_wrote(tensor): count one more version. */
 static PyObject *query_wrote(PyObject *Py_UNUSED(module), PyObject *x) {
     if (dlb_torch_query_version(x) < 0)
@@ -472,10 +432,6 @@ PyMethodDef dlb_torch_query_functions[] = {
      "torch_query_fits($module, tensor, /)\n--\n\nWhether its dtype and its storage "
      "are "
      "as a kernel needs them."},
-    {"torch_hold", hold_storage, METH_VARARGS,
-     "torch_hold($module, storage, kind, /)\n--\n\nWhat the views of a storage hold, "
-     "of "
-     "the class `kind`."},
     {"torch_query_wrote", query_wrote, METH_O,
      "torch_query_wrote($module, tensor, /)\n--\n\nCount one more version of it."},
     {"torch_queries", set_queries, METH_VARARGS,

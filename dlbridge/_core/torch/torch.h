@@ -253,6 +253,8 @@ bool dlb_torch_is_usual(const void *impl);
 bool dlb_torch_has_known_dtype(const void *impl);
 /* Whether the storage reaches as far as the tensor does. */
 bool dlb_torch_is_reached(const void *impl, const DLTensor *dl);
+/* Whether it lies in the CPU's memory as `dl` says, and its storage reaches so far. */
+bool dlb_torch_lies_at(const void *impl, const DLTensor *dl);
 
 extern PyMethodDef dlb_torch_function_functions[];
 
@@ -269,9 +271,13 @@ bool dlb_torch_may_query(void);
 int dlb_torch_query_thread(void);
 /* torch.Tensor or torch.nn.Parameter, no other subclass, where kernels are. */
 bool dlb_torch_is_queried(PyObject *x);
-/* Whether it requires no gradient, and nothing is traced. */
+/* Whether its memory, on the CPU, may be lent: it is its values, of a dtype that
+ * kernels may get, and nothing is traced, nor, unless the view `detaches` it, a
+ * gradient required. */
+int dlb_torch_query_lendable(PyObject *x, bool detaches);
+/* The same in two parts: that it requires no gradient, and nothing is traced; and that
+ * its memory is its values, of such a dtype. */
 int dlb_torch_query_untracked(PyObject *x);
-/* Whether its memory, on the CPU, is its values, of a dtype that kernels may get. */
 int dlb_torch_query_plain(PyObject *x);
 /* May a kernel be called with it, in a thread that was queried? Its memory, on the CPU,
  * is its values, and no gradient is recorded of it. Of any dtype: see
@@ -293,13 +299,19 @@ int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
                            int32_t count, PyObject **storages);
 /* torch.empty; NULL, perhaps without an exception: torch has no such dtype. */
 PyObject *dlb_torch_query_empty(int32_t ndim, const int64_t *shape, DLDataType dtype);
-/* The Memory of sharing.py that all views of a storage hold, of the class `kind`; a new
- * reference. NULL, perhaps without an exception: `hold` there never met the storage. */
-PyObject *dlb_torch_hold_storage(PyObject *storage, PyObject *kind);
 int dlb_torch_query_version(PyObject *x); /* count one more: 0, or -1 */
 /* Whether a kernel may be called with it, here and now. */
 int dlb_torch_query_allows(PyObject *x);
 
 extern PyMethodDef dlb_torch_query_functions[];
+
+/* ---- sharing.c ---- */
+
+/* What a view of a storage keeps, a new reference; NULL, perhaps without an exception:
+ * sharing.py never met the storage. The size of one that it met is fixed. */
+PyObject *dlb_torch_hold_storage(PyObject *storage);
+
+extern PyTypeObject dlb_TorchMemoryType, dlb_TorchHoldType;
+extern PyMethodDef dlb_torch_sharing_functions[];
 
 #endif /* DLBRIDGE_CORE_TORCH_TORCH_H_ */

@@ -168,7 +168,7 @@ class Torch(Framework):
         if not (internals.guard_is_closed() and internals.queries_are_open()):
             return None
         export = torch.utils.dlpack.to_dlpack if table is None else table
-        return "torch_public", (export, sharing.hold, sharing.Memory)
+        return "torch_public", (export, sharing.hold)
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor; conjugate, negative and zero tensors are resolved by a copy of torch's.

@@ -23,25 +23,16 @@ from dlbridge.signals import is_from_handler
 
 _MOVES = ("_share_fd_cpu_", "_share_filename_cpu_")
 _LOCK = registry.lock()
-_MEMORY = "_dlbridge_memory"  # of a storage: a weak reference to what the views of it hold
-
-
-class Memory:
-    """What all views of one storage hold: it, and where it has moved, its memory from before."""
-
-    __slots__ = ("__weakref__", "before", "storage")
-
-    storage: Any
-    before: Any
+_MEMORY = "_dlbridge_memory"  # of a storage: its native.TorchMemory, which the views of it hold
 
 
 def lent(x: Any, tensor: native.TensorBase) -> native.TensorBase:
     """Return a Tensor that keeps its memory when the storage of `x`, on the CPU, moves."""
-    memory = hold(x.untyped_storage())
-    if memory is None:
+    held = hold(x.untyped_storage())
+    if held is None:
         return tensor
     return native.take_object(
-        (tensor, memory),
+        (tensor, held),
         tensor.data_ptr,
         tensor.shape,
         tensor.strides,
@@ -50,8 +41,11 @@ def lent(x: Any, tensor: native.TensorBase) -> native.TensorBase:
     )
 
 
-def hold(storage: Any) -> Memory | None:
-    """Return what a view of a storage on the CPU must hold; None: torch moves it no more."""
+def hold(storage: Any) -> native.TorchHold | None:
+    """Return what a view of a storage on the CPU must hold; None: torch moves it no more.
+
+    The size of the storage must be fixed, and is from then on.
+    """
     if storage.is_shared():
         return None
     attributes = storage.__dict__
@@ -60,27 +54,25 @@ def hold(storage: Any) -> Memory | None:
             if _MEMORY not in attributes:
                 for name in _MOVES:
                     attributes[name] = partial(_move, name, ref(storage))
-                attributes[_MEMORY] = _NONE_YET  # last, since the core only looks for it
-    memory: Memory | None = native.torch_hold(storage, Memory)
-    return memory
-
-
-_NONE_YET = ref(Memory())  # refers to nothing
+                attributes[_MEMORY] = native.TorchMemory()  # last: the core only looks for it
+    return native.torch_hold(storage)
 
 
 def _move(name: str, storage_of: Any, *args: Any, **kwargs: Any) -> Any:
     storage = storage_of()
-    memory = vars(storage)[_MEMORY]()
+    memory = vars(storage)[_MEMORY]
     move = getattr(type(storage), name)
-    if memory is None or storage.is_shared():
+    if not memory.views or storage.is_shared():
         return move(storage, *args, **kwargs)
     memory.before = _cloned(storage)
     try:
-        return move(storage, *args, **kwargs)
+        moved = move(storage, *args, **kwargs)
     except BaseException:
         if not storage.is_shared():
             memory.before = None  # so that a write to the storage goes where it went
         raise
+    vars(storage)[_MEMORY] = native.TorchMemory()  # the views of before keep the other one
+    return moved
 
 
 def _cloned(storage: Any) -> Any:
