@@ -10,6 +10,7 @@ from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
 from dlbridge.execution.trace import Trace as Trace
+from dlbridge.graph import absent as _absent
 from dlbridge.graph import bitwise as bitwise
 from dlbridge.graph import collective_ops as collective_ops
 from dlbridge.graph import debugging as debugging
@@ -135,35 +136,8 @@ def _publish() -> None:
 
 
 _publish()
-
-# Names of TensorFlow 1.x that are not here, by what they are for.
-_ABSENT = {
-    "gradients": (
-        "gradients", "hessians", "GradientTape", "custom_gradient", "RegisterGradient",
-        "NoGradient", "NotDifferentiable", "no_gradient", "grad_pass_through", "recompute_grad",
-        "AggregationMethod", "UnconnectedGradients",
-    ),
-    "control flow": (
-        "cond", "case", "switch_case", "while_loop", "map_fn", "vectorized_map", "scan", "foldl",
-        "foldr", "TensorArray", "CriticalSection",
-    ),
-    "queues but FIFOQueue": (
-        "PaddingFIFOQueue", "PriorityQueue", "RandomShuffleQueue", "QueueBase", "queue",
-        "ConditionalAccumulator",
-    ),
-    "readers of files": (
-        "data", "read_file", "write_file", "parse_example", "parse_single_example",
-        "decode_csv", "TextLineReader", "TFRecordReader", "WholeFileReader", "python_io", "gfile",
-        "FixedLenFeature", "VarLenFeature", "saved_model",
-    ),
-    "layers, losses, metrics or optimisers": (
-        "keras", "layers", "losses", "metrics", "estimator", "feature_column", "contrib",
-    ),
-    "eager execution or functions": (
-        "enable_eager_execution", "enable_v2_behavior", "function", "autograph", "Module",
-        "py_function", "init_scope",
-    ),
-}  # fmt: skip
+for _name in _MODULES:
+    _absent.watch(globals()[_name], _name)
 
 _MESSAGES = ("AttrValue", "GraphDef", "NodeDef", "OpDef", "OpList", "VersionDef")
 
@@ -187,16 +161,7 @@ else:
             from dlbridge.proto import messages
 
             return getattr(messages, name)
-        text = f"module {__name__!r} has no attribute {name!r}"
-        for purpose, names in _ABSENT.items():
-            if name in names:
-                raise AttributeError(
-                    f"{text}: graphs of dlbridge have no {purpose}, unlike TensorFlow's; see "
-                    '"What it does not do" in docs/graph.md'
-                )
-        from dlbridge.text import did_you_mean
-
-        raise AttributeError(text + did_you_mean(name, __dir__()))
+        raise _absent.missing("", name, __dir__())
 
 
 def __dir__() -> list[str]:

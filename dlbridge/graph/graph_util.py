@@ -13,6 +13,7 @@ from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.opdef import op_def
 from dlbridge.graph.core.scopes import Session
+from dlbridge.graph.graphdef.importer import import_graph_def
 from dlbridge.graph.graphdef.nodes import producer
 from dlbridge.proto import messages
 from dlbridge.proto.attributes import write_attr
@@ -23,6 +24,7 @@ from dlbridge.shape import TensorShape
 __all__ = [
     "convert_variables_to_constants",
     "extract_sub_graph",
+    "import_graph_def",
     "remove_training_nodes",
     "tensor_shape_from_node_def_name",
 ]

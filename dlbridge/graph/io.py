@@ -10,9 +10,10 @@ from dlbridge.errors import UnsupportedTypeError
 from dlbridge.files import write_file
 from dlbridge.graph.core.exporter import dump_graph_buffers, graph_def
 from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.ops.strings import decode_raw
 from dlbridge.proto import messages
 
-__all__ = ["write_graph"]
+__all__ = ["decode_raw", "write_graph"]
 
 
 def write_graph(

@@ -1,5 +1,6 @@
 """`tf.linalg`: matrices, under the names without the prefix `matrix_`."""
 
+from dlbridge.graph.ops.arithmetic import global_norm
 from dlbridge.graph.ops.generate import eye
 from dlbridge.graph.ops.linear import (
     cholesky,
@@ -20,6 +21,7 @@ from dlbridge.graph.ops.linear import matrix_inverse as inv
 from dlbridge.graph.ops.linear import matrix_set_diag as set_diag
 from dlbridge.graph.ops.linear import matrix_solve as solve
 from dlbridge.graph.ops.linear import matrix_transpose as transpose
+from dlbridge.graph.ops.normalization import l2_normalize
 
 __all__ = [
     "band_part",
@@ -30,7 +32,9 @@ __all__ = [
     "diag_part",
     "einsum",
     "eye",
+    "global_norm",
     "inv",
+    "l2_normalize",
     "matmul",
     "matrix_transpose",
     "matvec",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from dlbridge.errors import ArgumentError
 from dlbridge.execution.planner import prune
@@ -16,10 +16,11 @@ from dlbridge.graph.distributed.cluster import Task
 from dlbridge.graph.distributed.cluster import replica_device_setter as replica_device_setter
 from dlbridge.graph.distributed.partition import graph_def, partition
 from dlbridge.graph.distributed.server import Server as Server
+from dlbridge.graph.io import write_graph
 from dlbridge.graph.session import feeds as fed
 from dlbridge.graph.session import fetches as fetched
 
-__all__ = ["ClusterSpec", "Server", "partition_graph", "replica_device_setter"]
+__all__ = ["ClusterSpec", "Server", "partition_graph", "replica_device_setter", "write_graph"]
 
 
 def partition_graph(
@@ -86,27 +87,3 @@ def _task_of(client: str, cluster: ClusterSpec) -> Task:
             f"'/job:worker/task:0', got {client!r}; the cluster is {cluster!r}"
         )
     return Task(job, indices[0] if spec.task is None else spec.task)
-
-
-if not TYPE_CHECKING:  # a name that is not there is an error for type checkers
-
-    def __getattr__(name: str) -> NoReturn:
-        """Say of TensorFlow's optimisers, checkpoints and hooks that there are none.
-
-        Raises:
-            AttributeError: there is no such name.
-        """
-        text = f"module {__name__!r} has no attribute {name!r}"
-        if name.endswith(_ABSENT) and not name.startswith("_"):
-            text += (
-                ": graphs of dlbridge have no optimisers, checkpoints or hooks, unlike "
-                'TensorFlow\'s; see "What it does not do" in docs/graph.md'
-            )
-        raise AttributeError(text)
-
-
-_ABSENT = (
-    "Optimizer", "Saver", "Checkpoint", "CheckpointManager", "Hook", "MonitoredSession",
-    "MonitoredTrainingSession", "Supervisor", "Coordinator", "QueueRunner", "_decay",
-    "latest_checkpoint", "start_queue_runners", "ExponentialMovingAverage", "global_step",
-)  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dlbridge.graph as tf
+from dlbridge.graph import absent
 
 NAMES = sorted(
     name for name, value in vars(tf).items() if not name.startswith("_") and callable(value)
@@ -105,14 +106,51 @@ def test_optimisers_and_savers_say_that_they_are_not_there() -> None:
     for name in ("AdamOptimizer", "Saver", "exponential_decay"):
         with pytest.raises(AttributeError, match=rf"{name}.*optimisers.*docs/graph\.md"):
             getattr(tf.train, name)
-    with pytest.raises(AttributeError, match=r"'partition'$"):
-        tf.train.__getattr__("partition")
+    with pytest.raises(
+        AttributeError, match=r"'partition_grahp'.*did you mean 'partition_graph'\?$"
+    ):
+        _ = tf.train.partition_grahp
+
+
+def test_every_name_of_tensorflow_that_is_not_there_says_so(framework: Any) -> None:
+    tensorflow = framework("tensorflow")
+    if tensorflow.__version__.split(".")[:2] != ["2", "21"]:
+        pytest.skip(f"the tables have the names of 2.21, this is {tensorflow.__version__}")
+    theirs = tensorflow.compat.v1
+    for module in ("", *tf._MODULES):
+        ours = getattr(tf, module) if module else tf
+        names = dir(getattr(theirs, module, None) if module else theirs)
+        for name in names:
+            if name.startswith("_") or hasattr(ours, name):
+                continue
+            with pytest.raises(AttributeError, match=r"tf\.compat\.v1|unlike TensorFlow's; see"):
+                getattr(ours, name)
 
 
 def test_no_name_that_is_there_is_said_to_be_absent() -> None:
-    absent = [name for names in tf._ABSENT.values() for name in names]
-    assert [name for name in absent if name in dir(tf)] == []
-    assert len(absent) == len(set(absent))
+    for module, names in absent.OTHERS.items():
+        ours = getattr(tf, module) if module else tf
+        assert [name for name in names.split() if hasattr(ours, name)] == []
+    anywhere = " ".join(absent.PURPOSES.values()).split()
+    assert [name for name in anywhere if hasattr(tf, name)] == []
+    assert len(anywhere) == len(set(anywhere))
+
+
+def test_names_in_two_modules_are_one_function(framework: Any) -> None:
+    """Where they are in TensorFlow."""
+    theirs, home = framework("tensorflow").compat.v1, {}
+    spaces = {name: (getattr(tf, name), getattr(theirs, name, None)) for name in tf._MODULES}
+    for ours, original in ((tf, theirs), *spaces.values()):
+        for name in dir(original):
+            value = getattr(original, name)
+            if callable(value) and name in dir(ours):
+                home.setdefault(id(value), getattr(ours, name))
+    for space, (ours, original) in spaces.items():
+        for name in dir(original):
+            value = home.get(id(getattr(original, name)))
+            if value is not None and not name.startswith("_"):
+                assert getattr(ours, name) is value, f"tf.{space}.{name}"
+    assert tf.errors.OUT_OF_RANGE == theirs.errors.OUT_OF_RANGE == 11
 
 
 def test_a_misspelt_name_of_a_graph_gets_the_nearest() -> None:
