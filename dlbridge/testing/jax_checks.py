@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -32,6 +33,11 @@ def check_export(subject: Subject) -> None:
         raise Inapplicable("it takes no tensor")
     import jax.export
 
+    try:
+        importlib.import_module("flatbuffers")
+    except ImportError:
+        why = "JAX writes exported programs with flatbuffers, which is not installed"
+        raise Inapplicable(why) from None
     check = jax.export.DisabledSafetyCheck.custom_call("dlbridge")
     function = jax.jit(subject.sample.function(subject.call))
     tensors = subject.sample.given("jax")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -135,6 +136,17 @@ def test_a_framework_without_the_dtype_is_skipped_and_the_report_says_why(
     (row,) = [row for row in report.rows if row.framework == "mlx"]
     assert row.status == "skipped"
     assert "the dtype cannot be represented" in row.text
+
+
+def test_without_flatbuffers_programs_of_jax_are_not_exported(
+    framework: Framework, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install jax` brings none."""
+    framework("jax")
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    report = check_kernel(wrap("unexported", times), times, frameworks=["jax"])
+    assert statuses(report)["jax.export"] == "skipped"
+    assert "flatbuffers, which is not installed" in str(report)
 
 
 def test_nothing_checked_is_a_failure(framework: Framework) -> None:
