@@ -145,7 +145,7 @@ def test_without_flatbuffers_programs_of_jax_are_not_exported(
     framework("jax")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     report = check_kernel(wrap("unexported", times), times, frameworks=["jax"])
-    assert statuses(report)["jax.export"] == "skipped"
+    assert statuses(report)["export"] == "skipped"
     assert "flatbuffers, which is not installed" in str(report)
 
 
