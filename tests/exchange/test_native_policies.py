@@ -139,6 +139,20 @@ def test_a_policy_needs_no_python(framework: Any, policy: dict[str, Any]) -> Non
     assert python_calls(lambda: dlbridge.convert(array, "torch", **policy)) == []
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "int64", "uint64"])
+def test_narrowing_needs_no_python(framework: Any, dtype: str) -> None:
+    """Unless a value would be lost, which Python says."""
+    framework("jax")
+    x = np.arange(60.0).reshape(3, 4, 5).astype(dtype).transpose(2, 0, 1)[::-1, :, ::2]
+    dlbridge.to_jax(x, narrow="checked")
+    assert python_calls(lambda: dlbridge.to_jax(x, narrow="checked")) == []
+    assert np.array_equal(np.asarray(dlbridge.to_jax(x, narrow="checked")), x)
+    lost = np.full((2, 3), 2**62 if "int" in dtype else 1e300, dtype)
+    with pytest.raises(dlbridge.ExchangeError) as caught:
+        dlbridge.to_jax(lost, narrow="checked")
+    assert caught.value.reason == "dtype"
+
+
 @pytest.mark.parametrize("source", ["jax", "tensorflow"])
 @pytest.mark.parametrize("policy", ["share", "respect", "copy"])
 def test_a_policy_on_immutable_values_needs_no_python(

@@ -364,7 +364,7 @@ typedef struct {
     bool shares;     /* copy=False */
     bool on_cpu;     /* device="cpu" */
     bool names_own;  /* a device object of a framework */
-    bool is_contiguous, detaches;
+    bool is_contiguous, detaches, narrows;
     enum { RESPECT, SHARE, COPY } readonly, immutable;
 } policy;
 
@@ -406,9 +406,9 @@ static bool read_layout(PyObject *value, policy *out) {
     return out->is_contiguous || value == Py_None || is_word(value, "any");
 }
 
-/* Dtypes that the consumer lacks are left to Python in either case. */
-static bool read_narrow(PyObject *value, policy *Py_UNUSED(out)) {
-    return value == Py_None || is_word(value, "checked");
+static bool read_narrow(PyObject *value, policy *out) {
+    out->narrows = is_word(value, "checked");
+    return out->narrows || value == Py_None;
 }
 
 /* Which of several CPU devices of a framework is meant is left to Python. */
@@ -530,6 +530,33 @@ static PyObject *give_copy(dlb_view *view, const route *along) {
     return result;
 }
 
+/* Takes the view, which the consumer has no dtype for: a copy with 32-bit numbers.
+ * NULL, perhaps without an exception: Python decides. */
+__attribute__((noinline)) static PyObject *
+give_narrowed(dlb_view *view, const route *along, const policy *with) {
+    dlb_buffer *source = view->buffer;
+    PyObject *result = NULL;
+    if (along->kind < TO_ARRAY && !with->shares &&
+        view->dl.device.device_type == kDLCPU &&
+        dlb_narrow_view(view, "convert") == 0) {
+        if (find_refusal(along, view) == NULL)
+            result = give(view, along);
+        else
+            dlb_buffer_drop(view->buffer);
+    }
+    dlb_buffer_drop(source);
+    return result;
+}
+
+/* Whether the consumer lacks the dtype, and the policy has it narrowed. */
+static bool is_narrowed(const route *along, const policy *with, const dlb_view *view) {
+    DLDataType narrower;
+    const char *reason = with->narrows && dlb_narrower(view->dl.dtype, &narrower)
+                             ? find_refusal(along, view)
+                             : NULL;
+    return reason != NULL && strcmp(reason, "dtype") == 0;
+}
+
 /* Whether `convert` returns an object of the framework itself as it is. */
 static bool returns_own(const policy *with) {
     return !with->copies && !with->on_cpu && !with->is_contiguous;
@@ -596,9 +623,11 @@ static PyObject *try_unwatched(const route *along, PyObject *call, PyObject *x,
         return result;
     }
     int copies = choose(along, with, is_wanted, &view);
-    if (copies < 0)
+    if (copies < 0 && is_narrowed(along, with, &view))
+        result = give_narrowed(&view, along, with);
+    else if (copies < 0)
         return construct(&view, along, with);
-    if (copies)
+    else if (copies)
         result = give_copy(&view, along);
     else if (view.flags == flags && is_argument(along, x, &view)) {
         dlb_buffer_drop(view.buffer);

@@ -43,6 +43,15 @@ bool dlb_copy_prepare(dlb_copy_plan *plan, const DLTensor *destination,
 void dlb_copy_arrange(dlb_copy_plan *plan);
 void dlb_copy_run(dlb_copy_plan *plan);
 
+/* ---- narrow.c ---- */
+
+/* The dtype of half the width that a checked copy of 64-bit numbers, or complex128, may
+ * have; false: there is none. */
+bool dlb_narrower(DLDataType dtype, DLDataType *narrower);
+/* Copy to compact row-major memory of that dtype: whether every integer is what it was,
+ * and every finite number finite. */
+bool dlb_copy_narrowed(void *to, const DLTensor *from);
+
 /* ---- plans of bytes in parts, for memory that is not reached at once ---- */
 
 int64_t dlb_copy_count(const dlb_copy_plan *plan); /* bytes that it moves */

@@ -197,25 +197,56 @@ static int move(dlb_view *to, const dlb_tensor *from, const char *call) {
     return status;
 }
 
-int dlb_copy_view(dlb_view *view, const char *call) {
-    const DLTensor source = view->dl;
-    int64_t strides[DLB_MAX_NDIM];
-    int64_t nbytes = dlb_packed_bytes(source.dtype, 0, dlb_element_count(&source));
+/* Memory for a compact copy of the source; NULL with an exception. */
+static dlb_buffer *allocate_copy(const DLTensor *source, DLDataType dtype,
+                                 const char *call) {
+    int64_t nbytes = dlb_packed_bytes(dtype, 0, dlb_element_count(source));
     dlb_buffer *fresh = dlb_buffer_allocate(nbytes, 64, false);
-    if (fresh == NULL) {
-        raise_no_memory(call, source.device, nbytes);
-        return -1;
-    }
+    if (fresh == NULL)
+        raise_no_memory(call, source->device, nbytes);
+    return fresh;
+}
+
+/* Have the view, of this shape, lie compactly in the memory. */
+static void put_in(dlb_view *view, dlb_buffer *fresh, DLDataType dtype) {
     view->dl.data = fresh->data;
-    view->dl.strides = strides;
-    dlb_row_major_strides(source.ndim, source.shape, strides);
-    dlb_copy_on_host(&view->dl, 0, &source, view->flags);
-    memcpy(view->scratch, strides, (size_t)source.ndim * sizeof *strides);
-    view->dl.strides = view->scratch;
+    view->dl.dtype = dtype;
+    set_row_major(view);
     view->buffer = fresh;
     view->flags = 0;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+}
+
+int dlb_copy_view(dlb_view *view, const char *call) {
+    int64_t strides[DLB_MAX_NDIM];
+    DLTensor made = view->dl;
+    dlb_buffer *fresh = allocate_copy(&view->dl, view->dl.dtype, call);
+    if (fresh == NULL)
+        return -1;
+    made.data = fresh->data;
+    made.strides = strides;
+    dlb_row_major_strides(made.ndim, made.shape, strides);
+    dlb_copy_on_host(&made, 0, &view->dl, view->flags);
+    put_in(view, fresh, view->dl.dtype);
     return 0;
+}
+
+int dlb_narrow_view(dlb_view *view, const char *call) {
+    DLDataType narrower;
+    bool is_kept;
+    if (!dlb_narrower(view->dl.dtype, &narrower))
+        return DLB_DECLINED;
+    dlb_buffer *fresh = allocate_copy(&view->dl, narrower, call);
+    if (fresh == NULL)
+        return -1;
+    Py_BEGIN_ALLOW_THREADS
+    is_kept = dlb_copy_narrowed(fresh->data, &view->dl);
+    Py_END_ALLOW_THREADS
+    if (is_kept)
+        put_in(view, fresh, narrower);
+    else
+        dlb_buffer_drop(fresh);
+    return is_kept ? 0 : DLB_DECLINED;
 }
 
 /* ---- the order of dimensions ---- */

@@ -95,6 +95,9 @@ bool dlb_may_ask(DLDevice to, DLDevice from);
  * gets a reference to that; the one to the buffer that it had, in CPU memory, stays the
  * caller's, and its shape may still lie there. */
 int dlb_copy_view(dlb_view *view, const char *call);
+/* The same with 32-bit numbers in the place of 64-bit ones, as `dlb_narrower` has them.
+ * DLB_DECLINED: a value would be lost, and the view is as it was. */
+int dlb_narrow_view(dlb_view *view, const char *call);
 /* A compact Tensor in new memory, its dimensions in this order ('C', 'F', 'K'); by the
  * framework that reaches the memory, where the core does not. */
 PyObject *dlb_copied(dlb_tensor *from, DLDevice device, char order, uint64_t flags,
