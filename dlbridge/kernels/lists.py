@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dlbridge import registry
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels import binding, gradients
-from dlbridge.kernels.gradients import Derivative, Jvp, Rule, Vjp
+from dlbridge.kernels.gradients import Automatic, Derivative, Jvp, Rule, Vjp
 from dlbridge.kernels.kinds import Function, read_signature
 from dlbridge.kernels.kinds.raw import raw_caller
 from dlbridge.kernels.schema import Flat, Schema, flatten, gather, join_parts, lengths_of, spread
@@ -64,7 +64,9 @@ class Lists:
             for part in self.schema.tensors
             if part.many is not None
         ]
-        self.kernel(tuple(lengths))
+        kernel = self.kernel(tuple(lengths))
+        gradients.make_vjp(kernel)
+        gradients.make_jvp(kernel)
 
     def serving(self, tensors: Sequence[Any]) -> Kernel:
         """Return the kernel for the lists of a call, whose tensors are as `arrange` sorts them.
@@ -99,15 +101,23 @@ class Lists:
                 platform: _flat_function(function, flat)
                 for platform, function in whole.functions.items()
             },
-            vjp=_flat_rule(whole.vjp, gradients.make_vjp, whole, flat),
-            jvp=_flat_rule(whole.jvp, gradients.make_jvp, whole, flat),
+            vjp=self._rule(whole.vjp, gradients.make_vjp, flat),
+            jvp=self._rule(whole.jvp, gradients.make_jvp, flat),
             batch=_flat_batch(whole.batch, flat),
             flat=flat,
             whole=whole,
         )
-        made = type(whole)(recipe)
-        gradients.check(made, self.wrap)
-        return made
+        return type(whole)(recipe)
+
+    def _rule(self, given: Any, make: Callable[[Kernel], Vjp | Jvp | None], flat: Flat) -> Any:
+        """Return a rule of tensors in a row; what a framework derives is derived when needed."""
+        if given is None or not gradients.is_differentiable(flat.schema):
+            return None
+        if isinstance(given, str):
+            return Automatic(given, self.wrap)
+        whole = make(self.whole)
+        assert whole is not None
+        return _flat_rule(whole, flat)
 
     # ---- calls ---------------------------------------------------------------------------------
 
@@ -276,16 +286,8 @@ def _signature(signature: Signature, flat: Flat) -> Signature:
 # ---- derivatives and batches ---------------------------------------------------------------------
 
 
-def _flat_rule(
-    given: Any, make: Callable[[Kernel], Vjp | Jvp | None], kernel: Kernel, flat: Flat
-) -> Any:
-    """Return a rule of tensors in a row that calls one of lists; frameworks derive their own."""
-    if given is None or not gradients.is_differentiable(flat.schema):
-        return None
-    if isinstance(given, str):
-        return given
-    whole = make(kernel)
-    assert whole is not None
+def _flat_rule(whole: Derivative, flat: Flat) -> Rule:
+    """Return a rule of tensors in a row that calls one of lists."""
     known = _values_of(flat)
     groups = [known.get(name) for name in whole.rule.names]
     names = [

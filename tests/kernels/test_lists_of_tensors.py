@@ -185,7 +185,7 @@ def test_numbers_and_tensors_in_lists_are_told_apart() -> None:
         ("a::f(xs: f32[n][]) -> f32[?n]", "'\\?' marks what each tensor of a list has"),
         ("a::f(xs: f32[n][]?)", "'xs' is a list of tensors, which may be empty, not None"),
         ("a::f(xs: f32[n][][])", "a list of tensors cannot hold lists"),
-        ("a::f(xs: f32[n][40])", "at most 32 tensors in a list, got 40"),
+        ("a::f(xs: f32[n][4097])", "at most 4096 tensors in a list, got 4097"),
         ("a::f(xs: f32[n][k], k: int)", "'k' is the length of 'xs', and an argument as well"),
         ("a::f(xs: f32[*k][k])", "'k' is the length of 'xs', and a pack as well"),
         ("a::f(xs: f32[n][]) -> f32[n][]", "the length of 'out' is not determined"),
@@ -349,8 +349,10 @@ def test_anything_but_a_list_of_tensors_is_refused(scale: dlbridge.Kernel) -> No
 
 
 def test_too_many_tensors_are_refused(scale: dlbridge.Kernel) -> None:
-    with pytest.raises(ArgumentError, match=r"at most 32 tensors.* has 33: 16 tensors in 'xs'"):
-        scale(np.ones((), "f4"), [f32(1)] * 16)
+    with pytest.raises(
+        ArgumentError, match=r"at most 4096 tensors.* has 4097: 2048 tensors in 'xs'"
+    ):
+        scale(np.ones((), "f4"), [f32(1)] * 2048)
 
 
 def test_lists_of_other_lengths_are_refused(step: dlbridge.Kernel) -> None:
@@ -464,6 +466,76 @@ REFERENCES: dict[str, Any] = {
     "stack": lambda arrays: np.stack(arrays),
 }
 
+SHAPES = [(1 + at % 3, at % 4) if at % 2 else (at,) for at in range(100)]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "dlbridge", "torch", "jax"])
+def test_a_hundred_tensors_in_a_list(
+    framework: str, scale: dlbridge.Kernel, step: dlbridge.Kernel
+) -> None:
+    module = dlbridge if framework == "dlbridge" else pytest.importorskip(framework)
+    convert = {
+        "numpy": np.copy, "dlbridge": lambda x: dlbridge.from_dlpack(x.copy()),
+        "torch": lambda x: module.tensor(x), "jax": lambda x: module.numpy.asarray(x),
+    }[framework]  # fmt: skip
+    old = [np.full(shape, at, "float32") for at, shape in enumerate(SHAPES)]
+    xs, grads = map(convert, old), [convert(np.ones_like(x)) for x in old]
+    xs = list(xs)
+    found = step(xs, grads, rate=0.5)
+    for x, new in zip(old, found if framework == "jax" else xs, strict=True):
+        np.testing.assert_array_equal(np.asarray(new), x - 0.5)
+    rows = [np.full(at, at, "float32") for at in range(100)]
+    scaled = scale(convert(np.full((), 2, "float32")), [convert(row) for row in rows])
+    for row, each in zip(rows, scaled, strict=True):
+        np.testing.assert_array_equal(np.asarray(each), row * 2)
+
+
+def test_a_hundred_tensors_in_programs_and_gradients(
+    scale: dlbridge.Kernel, step: dlbridge.Kernel
+) -> None:
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    xs = [torch.full(shape, 2.0) for shape in SHAPES]
+    program = torch.compile(
+        lambda xs: step(xs, [x * x for x in xs], rate=0.5), backend="aot_eager", fullgraph=True
+    )
+    program(xs)
+    assert all((x == 0).all() for x in xs)
+    rows = [torch.full((at,), float(at), requires_grad=True) for at in range(100)]
+    sum([row.sum() for row in scale(torch.tensor(3.0), rows)]).backward()
+    assert all((row.grad == 3).all() for row in rows)
+    arrays = [jax.numpy.full(shape, 2.0) for shape in SHAPES]
+    found = jax.jit(lambda xs: step(xs, [x * x for x in xs], rate=0.5))(arrays)
+    assert all((x == 0).all() for x in found)
+
+
+def test_a_hundred_tensors_that_overlap_or_must_be_copied(step: dlbridge.Kernel) -> None:
+    xs, grads = ([np.ones(at, "float32") for at in range(100)] for _ in range(2))
+    memory = np.ones(200, "float32")
+    xs[70] = memory[:140:2]
+    step(xs, grads, rate=0.5)
+    assert memory.tolist() == [0.5, 1] * 70 + [1] * 60
+    xs[90] = memory[110:]
+    with pytest.raises(ExchangeError, match=r"'xs\[90\]'.* shared with 'xs\[70\]'"):
+        step(xs, grads, rate=0.5)
+    grads[90] = xs[90] = np.ones(90, "float32")
+    with pytest.raises(ExchangeError, match=r"'xs\[90\]'.* shared with 'grads\[90\]'"):
+        step(xs, grads, rate=0.5)
+    assert memory.tolist() == [0.5, 1] * 70 + [1] * 60
+
+
+def test_a_hundred_tensors_of_a_python_function_and_in_debug_mode(step: dlbridge.Kernel) -> None:
+    total = dlbridge.wrap(
+        lambda xs: sum(xs), "lists::total(xs: f64[n][]) -> f64[n]", abi="python:numpy"
+    )
+    assert total([np.full(2, at, "float64") for at in range(100)]).tolist() == [4950, 4950]
+    xs = [np.ones(3, "float32") for _ in range(100)]
+    stray = compiled("stray", "lists::stray(xs: f32[n][k]) -> f32[n][k]")
+    with dlbridge.debug_kernels():
+        step(xs, xs[:0] + [x.copy() for x in xs], rate=1)
+        with pytest.raises(KernelDefectError, match=r"'out\[1\]'"):
+            stray(xs)
+    assert all((x == 0).all() for x in xs)
+
 
 def take_step(xs: Any, grads: Any, *, rate: float) -> None:
     for x, grad in zip(xs, grads, strict=True):
@@ -505,6 +577,9 @@ step = lists.compiled("step", schema)
 check_kernel(step, lists.take_step, frameworks=["tensorflow"], scalars={{"rate": 0.5}})
 (x,) = step([tf.ones(2)], [tf.ones(2)], rate=1.0)
 assert x.numpy().tolist() == [0, 0]
+many = [tf.ones(at % 5) for at in range(100)]
+for run in (step, tf.function(step)):
+    assert all(not tf.reduce_any(x != 0) for x in run(many, many, rate=1.0))
 assert step.tensorflow([], [], rate=1.0) == []
 class Model(tf.Module):
     @tf.function(input_signature=[tf.TensorSpec([None], "float32")])

@@ -46,7 +46,8 @@ typedef struct {
     dlb_frame *frame;
     int argument_count, result_count; /* tensors; without a schema all are arguments */
     int borrowed_count;               /* how many of `borrowed` are filled in */
-    borrowed_tensor borrowed[DLB_MAX_TENSORS];
+    borrowed_tensor *borrowed;
+    PyObject **room; /* what the function is called with */
 } python_call;
 
 /* ---- memory for tensors that the function kept against the rules ---- */
@@ -667,7 +668,7 @@ static int push_keywords(const python_call *call, PyObject **stack) {
 /* ---- the call ---- */
 
 static PyObject *call_function(const python_call *call) {
-    PyObject *room[1 + DLB_MAX_TENSORS + DLB_MAX_SCALARS + 2], **stack = room + 1;
+    PyObject **stack = call->room + 1;
     int given = call->argument_count;
     for (int i = 0; i < given; i++)
         stack[i] = call->borrowed[i].object;
@@ -757,6 +758,29 @@ static bool is_from_xla(const dlb_frame *frame, bool held_the_gil) {
            strncmp(frame->source, "jax", 3) == 0;
 }
 
+#define SPARE (1 + DLB_MAX_SCALARS + 2) /* arguments that are not tensors */
+
+static int run_few(python_call *call) {
+    borrowed_tensor borrowed[DLB_MAX_TENSORS];
+    PyObject *room[DLB_MAX_TENSORS + SPARE];
+    call->borrowed = borrowed;
+    call->room = room;
+    return run_call(call);
+}
+
+static int run_many(python_call *call) {
+    size_t count = (size_t)call->frame->tensor_count;
+    call->borrowed = malloc(count * sizeof *call->borrowed);
+    call->room = malloc((count + SPARE) * sizeof *call->room);
+    int status = call->borrowed == NULL || call->room == NULL
+                     ? dlb_frame_fail(call->frame, DLB_ERROR_MEMORY,
+                                      "%s: out of memory", call->kernel->name)
+                     : run_call(call);
+    free(call->room);
+    free(call->borrowed);
+    return status;
+}
+
 int dlb_invoke_python(const dlb_kernel *kernel, const dlb_target *target,
                       dlb_frame *frame, dlb_context *Py_UNUSED(context)) {
     int state;
@@ -773,7 +797,10 @@ int dlb_invoke_python(const dlb_kernel *kernel, const dlb_target *target,
     call.argument_count = frame->tensor_count - call.result_count;
     int from_xla = is_from_xla(frame, held_the_gil);
     xla_depth += from_xla;
-    int status = check_scalars(&call) < 0 ? -1 : run_call(&call);
+    int status = check_scalars(&call);
+    if (status == 0)
+        status =
+            frame->tensor_count > DLB_MAX_TENSORS ? run_many(&call) : run_few(&call);
     xla_depth -= from_xla;
     dlb_leave_python(state);
     return status;

@@ -284,7 +284,13 @@ static int add_tensor(const dlb_kernel *kernel, dlb_frame *frame, packed_call *c
 
 static int add_arguments(const dlb_kernel *kernel, dlb_frame *frame,
                          packed_call *call) {
-    const int8_t *order = frame->order ? frame->order : kernel->order;
+    if (frame->tensor_count > DLB_MAX_TENSORS) {
+        call->borrowed_count = 0;
+        return dlb_frame_fail(frame, DLB_ERROR_KERNEL,
+                              "%s: a TVM function takes at most %d tensors",
+                              kernel->name, DLB_MAX_TENSORS);
+    }
+    const int16_t *order = frame->order ? frame->order : kernel->order;
     int32_t count = frame->order ? frame->order_count : kernel->order_count;
     int status = 0;
     call->count = call->borrowed_count = 0;

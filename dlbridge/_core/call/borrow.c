@@ -47,7 +47,8 @@ void dlb_borrow_tensor(dlb_frame *frame, int index, const dlb_tensor *tensor) {
     frame->tensors[index] = tensor->dl;
     frame->flags[index] = tensor->flags & DLB_KNOWN_FLAGS;
     frame->accesses[index] = tensor->buffer->access;
-    frame->watched |= (uint32_t)(tensor->buffer->access != NULL) << index;
+    if (tensor->buffer->access != NULL)
+        dlb_set_add(frame->watched, index);
 }
 
 static int borrow_own(dlb_call *call, int index, PyObject *x) {
@@ -98,7 +99,7 @@ static int borrow_numpy(dlb_call *call, int index, PyObject *x) {
     dlb_frame *frame = &call->frame;
     DLTensor *tensor = &frame->tensors[index];
     if (dlb_borrow_numpy(x, tensor, &frame->flags[index], call->dims + call->dim_count,
-                         DLB_CALL_DIMS - call->dim_count) != 0)
+                         call->dim_room - call->dim_count) != 0)
         return DLB_DECLINED;
     call->dim_count += tensor->ndim;
     return 0;
@@ -124,12 +125,14 @@ static inline bool match_array(PyObject *x, PyTypeObject *type,
 
 static bool match_numpy(dlb_call *call, const dlb_cached_tensor *cached, int32_t first,
                         int32_t count) {
-    for (int32_t i = first; i < first + count; i++) {
-        if (!match_array(call->objects[i], &PyArray_Type, cached++,
-                         &call->frame.tensors[i],
-                         call->kept_dims + (size_t)i * DLB_ROOM))
+    PyObject *const *objects = call->objects;
+    DLTensor *tensors = call->frame.tensors;
+    uint64_t *flags = call->frame.flags;
+    int64_t *kept = call->kept_dims + (size_t)first * DLB_ROOM;
+    for (int32_t i = first; i < first + count; i++, kept += DLB_ROOM) {
+        if (!match_array(objects[i], &PyArray_Type, cached++, &tensors[i], kept))
             return false;
-        call->frame.flags[i] = 0;
+        flags[i] = 0;
     }
     return true;
 }
@@ -164,7 +167,7 @@ static int borrow_queried(dlb_call *call, int index, PyObject *x) {
         fits = dlb_torch_query_memory(x, tensor) == 0;
     call->frame.flags[index] = 0;
     if (fits == 1 && !dlb_copy_dims(tensor, call->dims + call->dim_count,
-                                    DLB_CALL_DIMS - call->dim_count))
+                                    call->dim_room - call->dim_count))
         fits = 0;
     if (fits == 1) {
         call->dim_count += 2 * tensor->ndim;
@@ -216,17 +219,21 @@ static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t fir
     const dlb_cached_tensor *cached = cache->tensors + first;
     if (call->thread == DLB_TORCH_QUERIED)
         return match_queried(call, cache, first, count);
-    for (int32_t i = first; i < first + count; i++, cached++) {
-        PyObject *x = call->objects[i];
-        DLTensor *tensor = &call->frame.tensors[i];
+    PyObject *const *objects = call->objects;
+    DLTensor *tensor = call->frame.tensors + first;
+    uint64_t *flags = call->frame.flags;
+    int64_t *kept = call->kept_dims + (size_t)first * DLB_ROOM;
+    for (int32_t i = first; i < first + count; i++, cached++, tensor++) {
+        PyObject *x = objects[i];
         if (!dlb_torch_is_exact(x) ||
             !dlb_torch_is_ordinary(x, call->thread, cache->written >> i & 1) ||
             dlb_torch_borrow(x, tensor) != 0 || !matches(cached, tensor) ||
             !same_device(tensor->device, cache->device) || tensor->data == NULL ||
             !dlb_torch_has_memory(x, tensor))
             return false;
-        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
-        call->frame.flags[i] = 0;
+        use_dims(tensor, cached, kept);
+        kept += DLB_ROOM;
+        flags[i] = 0;
     }
     return true;
 }
@@ -281,7 +288,7 @@ static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
     if (buffer == NULL)
         return -1;
     if (dlb_buffer_format(buffer->format, buffer->itemsize, dtype) < 0 ||
-        call->dim_count + buffer->ndim > DLB_CALL_DIMS)
+        call->dim_count + buffer->ndim > call->dim_room)
         return DLB_DECLINED;
     fill_from_buffer(call, index, buffer);
     return 0;
@@ -302,7 +309,7 @@ static int borrow_view(dlb_call *call, int index, PyObject *x) {
     *tensor = view.dl;
     if (tensor->device.device_type != kDLCPU ||
         !dlb_copy_dims(tensor, call->dims + call->dim_count,
-                       DLB_CALL_DIMS - call->dim_count))
+                       call->dim_room - call->dim_count))
         return DLB_DECLINED;
     call->dim_count += 2 * tensor->ndim;
     return 0;
@@ -395,7 +402,7 @@ static int read_dims(dlb_call *call, PyObject *x, PyObject *name, int32_t *count
     int status = found != NULL && PyTuple_Check(found) ? 0 : -1;
     *count = status == 0 ? (int32_t)PyTuple_GET_SIZE(found) : 0;
     *dims = call->dims + call->dim_count;
-    if (*count > DLB_CALL_DIMS - call->dim_count)
+    if (*count > call->dim_room - call->dim_count)
         status = -1;
     for (int32_t i = 0; status == 0 && i < *count; i++)
         (*dims)[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(found, i));
@@ -675,10 +682,11 @@ static bool match_some(dlb_call *call, const dlb_call_cache *cache, int32_t firs
 static inline bool is_apart(const dlb_kernel *kernel, const dlb_call_cache *cache,
                             const dlb_frame *frame) {
     dlb_span spans[DLB_CACHED_TENSORS];
+    const DLTensor *tensors = frame->tensors;
     uintptr_t addresses = 0;
     int32_t count = cache->input_count + cache->result_count;
     for (int32_t i = 0; i < count; i++) {
-        uintptr_t low = (uintptr_t)frame->tensors[i].data;
+        uintptr_t low = (uintptr_t)tensors[i].data;
         spans[i] = (dlb_span){low, low + cache->tensors[i].nbytes};
         addresses |= low;
     }
@@ -744,7 +752,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
     if (match_all(kernel, cache, call, tensors, out)) {
         call->target = cache->target;
         call->holds_gil = cache->holds_gil;
-        call->frame.written = cache->written;
+        *call->frame.written = cache->written;
         return true;
     }
     dlb_clear_error(); /* the general path meets it again; an interrupt comes only once
@@ -754,7 +762,7 @@ static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
     call->family = DLB_FAMILY_NONE;
     call->dim_count = 0;
     call->frame.tensor_count = call->frame.input_count = 0;
-    call->frame.watched = 0;
+    dlb_set_clear(call->frame.watched, call->frame.room);
     call->frame.stream = NULL;
     return false;
 }
@@ -787,7 +795,7 @@ bool dlb_use_array_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
         if (!match_array(arrays[i], type, &cache->tensors[i], &frame->tensors[i], room))
             return false;
     frame->tensor_count = frame->input_count = count;
-    frame->written = cache->written;
+    *frame->written = cache->written;
     return is_apart(kernel, cache, frame);
 }
 

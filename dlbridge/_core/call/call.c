@@ -12,7 +12,7 @@
 typedef struct {
     PyObject *name, *fallback; /* NULL: no default */
     bool is_tensor;
-    int8_t index; /* among the tensors, or among the scalars */
+    int16_t index; /* among the tensors, or among the scalars */
 } argument;
 
 struct dlb_call_plan {
@@ -51,7 +51,7 @@ static int read_row(const dlb_signature *signature, PyObject *row, argument *rea
     if (index < 0 ||
         index >= (read->is_tensor ? signature->input_count : signature->scalar_count))
         return refuse("the index of an argument is wrong", row);
-    read->index = (int8_t)index;
+    read->index = (int16_t)index;
     if (!has_default)
         read->fallback = NULL;
     return 0;
@@ -60,22 +60,28 @@ static int read_row(const dlb_signature *signature, PyObject *row, argument *rea
 /* Each tensor and each scalar once: calls rely on it. */
 static int read_rows(dlb_kernel *kernel, PyObject *rows, dlb_call_plan *plan) {
     const dlb_signature *signature = kernel->signature;
-    uint32_t seen[2] = {0, 0};
+    uint32_t seen[2][DLB_MOST_TENSORS / 32] = {{0}};
+    kernel->order = calloc((size_t)plan->count + (size_t)signature->result_count + 1,
+                           sizeof *kernel->order);
+    if (kernel->order == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     for (int32_t i = 0; i < plan->count; i++) {
         argument *read = &plan->arguments[i];
         int keyword_only;
         if (read_row(signature, PyTuple_GET_ITEM(rows, i), read, &keyword_only) < 0)
             return -1;
-        if (seen[read->is_tensor] >> read->index & 1)
+        if (dlb_set_has(seen[read->is_tensor], read->index))
             return refuse("an argument stands twice", rows);
-        seen[read->is_tensor] |= UINT32_C(1) << read->index;
+        dlb_set_add(seen[read->is_tensor], read->index);
         plan->positional_count += !keyword_only;
         plan->is_plain &= read->is_tensor && read->index == i;
         kernel->order[kernel->order_count++] =
-            (int8_t)(read->is_tensor ? read->index : -1 - read->index);
+            (int16_t)(read->is_tensor ? read->index : -1 - read->index);
     }
     for (int32_t i = 0; i < signature->result_count; i++)
-        kernel->order[kernel->order_count++] = (int8_t)(signature->input_count + i);
+        kernel->order[kernel->order_count++] = (int16_t)(signature->input_count + i);
     return 0;
 }
 
@@ -323,7 +329,9 @@ static int take_tensor(const dlb_kernel *kernel, dlb_call *call, int index,
 static int sort_arguments(const dlb_kernel *kernel, const dlb_call_plan *plan,
                           dlb_call *call, PyObject *const *args, Py_ssize_t count,
                           PyObject *names, PyObject **tensors, PyObject **out) {
-    PyObject *values[MAX_ARGUMENTS];
+    PyObject *few[MAX_ARGUMENTS], **values = few;
+    if (call->large != NULL)
+        values = call->sorted + call->frame.room;
     if (count > plan->positional_count)
         return DLB_DECLINED;
     for (int32_t i = 0; i < plan->count; i++)
@@ -346,7 +354,8 @@ static int sort_arguments(const dlb_kernel *kernel, const dlb_call_plan *plan,
 static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
                         dlb_call *call, PyObject *const *args, Py_ssize_t count,
                         PyObject *names, PyObject **out) {
-    PyObject *sorted[DLB_MAX_TENSORS], *const *tensors = sorted;
+    PyObject *few[DLB_MAX_TENSORS], **sorted = call->large ? call->sorted : few;
+    PyObject *const *tensors = sorted;
     int32_t inputs = kernel->signature->input_count;
     int status = 0;
     if (plan->is_plain && names == NULL && count == plan->count)
@@ -383,7 +392,7 @@ static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
         if (!is_scalar(args[i])) {
             if (frame->tensor_count < DLB_MAX_TENSORS)
                 status = dlb_borrow(call, frame->tensor_count, args[i]);
-            call->order[i] = (int8_t)frame->tensor_count++;
+            call->order[i] = (int16_t)frame->tensor_count++;
         } else {
             if (frame->scalar_count < DLB_MAX_SCALARS)
                 status = dlb_parse_scalar(args[i], NULL, frame,
@@ -392,7 +401,7 @@ static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
                 PyErr_Clear();
                 status = DLB_DECLINED;
             }
-            call->order[i] = (int8_t)(-1 - frame->scalar_count++);
+            call->order[i] = (int16_t)(-1 - frame->scalar_count++);
         }
         if (status != 0)
             return status;
@@ -503,9 +512,9 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
         return status;
     if (call->family == DLB_FAMILY_NONE)
         return DLB_DECLINED;
-    uint32_t written = dlb_written_inputs(kernel, call->frame.input_count);
-    for (int i = 0; i < call->frame.input_count; i++)
-        if ((written >> i & 1) && dlb_borrow_to_write(call, i) != 0)
+    int32_t inputs = call->frame.input_count;
+    for (int32_t i = 0; i < inputs; i++)
+        if (dlb_writes_input(kernel, inputs, i) && dlb_borrow_to_write(call, i) != 0)
             return DLB_DECLINED;
     call->is_understood = true;
     if (kernel->signature == NULL)
@@ -519,7 +528,7 @@ static int prepare(const dlb_kernel_object *self, dlb_call *call, PyObject *cons
 static bool keep_dims(dlb_call *call) {
     if (call->target != NULL)
         return true;
-    int64_t *room = call->kept_dims, *end = room + DLB_CALL_DIMS;
+    int64_t *room = call->kept_dims, *end = room + call->dim_room;
     for (int32_t i = 0; i < call->frame.tensor_count; i++) {
         DLTensor *tensor = &call->frame.tensors[i];
         if (tensor->ndim <= 0)
@@ -567,10 +576,10 @@ static inline int run(const dlb_kernel *kernel, const dlb_target *target,
  * exception is set. */
 static int bump_versions(const dlb_kernel *kernel, dlb_call *call, bool are_given) {
     const dlb_frame *frame = &call->frame;
-    uint32_t written = dlb_written_inputs(kernel, frame->input_count);
     int32_t count = are_given ? frame->tensor_count : frame->input_count;
     for (int i = 0; i < count; i++) {
-        bool is_written = (written >> i & 1) || i >= frame->input_count;
+        bool is_written =
+            i >= frame->input_count || dlb_writes_input(kernel, frame->input_count, i);
         if (!is_written || frame->tensors[i].ndim < 0)
             continue;
         if (call->thread != DLB_TORCH_QUERIED)
@@ -641,7 +650,7 @@ static int keep_torch_memory(dlb_call *call, bool are_new) {
 static int keep_memory(dlb_call *call, bool holds_gil, bool are_new) {
     if (call->family != DLB_FAMILY_TORCH)
         return 0;
-    PyObject *storages[DLB_MAX_TENSORS];
+    PyObject *few[DLB_MAX_TENSORS], **storages = call->large ? call->sorted : few;
     int status = holds_gil ? 0 : keep_torch_memory(call, are_new);
     if (status != 0 || call->thread != DLB_TORCH_QUERIED)
         return status;
@@ -659,6 +668,47 @@ static inline void start(dlb_call *call, dlb_family wanted) {
     call->is_understood = false;
     call->target = NULL;
     call->dim_count = call->borrowed_count = call->made_count = 0;
+    call->objects = call->own_objects;
+    call->dims = call->own_dims;
+    call->kept_dims = call->own_kept_dims;
+    call->borrowed = call->own_borrowed;
+    call->dim_room = DLB_CALL_DIMS;
+    call->large = NULL;
+}
+
+/* For a large kernel: one block for all arrays. */
+__attribute__((noinline)) static int make_room(const dlb_kernel_object *self,
+                                               dlb_call *call) {
+    if (dlb_frame_make_room(self->kernel, &call->frame) < 0)
+        return DLB_DECLINED;
+    size_t tensors = (size_t)call->frame.room, dims = tensors * DLB_EACH_DIMS;
+    size_t arguments = tensors + DLB_MAX_SCALARS;
+    call->large = malloc(tensors * sizeof *call->borrowed + 2 * dims * sizeof(int64_t) +
+                         (2 * tensors + arguments) * sizeof(PyObject *));
+    if (call->large == NULL)
+        return DLB_DECLINED;
+    call->borrowed = call->large;
+    call->dims = (int64_t *)(call->borrowed + tensors);
+    call->kept_dims = call->dims + dims;
+    call->objects = (PyObject **)(call->kept_dims + dims);
+    call->sorted = call->objects + tensors;
+    call->dim_room = (int32_t)dims;
+    return 0;
+}
+
+static inline int fit(const dlb_kernel_object *self, dlb_call *call) {
+    const dlb_signature *signature = self->kernel->signature;
+    return signature != NULL && signature->is_large ? make_room(self, call) : 0;
+}
+
+static inline void end(dlb_call *call) {
+    if (call->made_count > 0)
+        dlb_drop_results(call);
+    if (call->borrowed_count > 0)
+        dlb_give_back(call);
+    if (call->large != NULL)
+        free(call->large);
+    dlb_frame_end(&call->frame);
 }
 
 PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
@@ -666,7 +716,9 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
     dlb_call call;
     PyObject *out = NULL, *result = NULL;
     start(&call, *family);
-    int status = prepare(self, &call, args, count, names, &out);
+    int status = fit(self, &call);
+    if (status == 0)
+        status = prepare(self, &call, args, count, names, &out);
     if (status == 0 && find_stream(&call) && keep_dims(&call)) {
         if (call.target == NULL)
             call.holds_gil = dlb_frame_holds_gil(self->kernel, &call.frame);
@@ -676,10 +728,9 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
             result = finish(self, &call, status, out);
         }
     }
-    if (result == NULL && call.made_count > 0)
-        dlb_drop_results(&call);
-    if (call.borrowed_count > 0)
-        dlb_give_back(&call);
+    if (result != NULL)
+        call.made_count = 0; /* the result has them */
+    end(&call);
     *family = call.is_understood && out == NULL ? call.family : DLB_FAMILY_NONE;
     return result;
 }
@@ -694,6 +745,11 @@ static bool is_on_host(const dlb_frame *frame) {
             frame->tensors[i].device.device_type != kDLCPU)
             return false;
     return true;
+}
+
+static bool writes_inputs(const dlb_kernel *kernel) {
+    const dlb_signature *signature = kernel->signature;
+    return signature != NULL ? signature->has_mutated : kernel->writes_last;
 }
 
 /* Run the call, which is that of the first element, for all elements, with every check
@@ -725,10 +781,12 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
     PyObject *out = NULL;
     const dlb_kernel *kernel = self->kernel;
     start(&call, DLB_FAMILY_TORCH);
-    int status = prepare(self, &call, args, count, names, &out);
-    if (status == 0 && (out == NULL || call.frame.tensor_count != step_count ||
-                        dlb_written_inputs(kernel, call.frame.input_count) != 0 ||
-                        !is_on_host(&call.frame) || !keep_dims(&call)))
+    int status = fit(self, &call);
+    if (status == 0)
+        status = prepare(self, &call, args, count, names, &out);
+    if (status == 0 &&
+        (out == NULL || call.frame.tensor_count != step_count ||
+         writes_inputs(kernel) || !is_on_host(&call.frame) || !keep_dims(&call)))
         status = DLB_DECLINED;
     if (status == 0) {
         if (call.target == NULL)
@@ -746,10 +804,7 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
         if (!PyErr_Occurred() && bump_versions(kernel, &call, true) < 0)
             status = -1;
     }
-    if (call.made_count > 0)
-        dlb_drop_results(&call);
-    if (call.borrowed_count > 0)
-        dlb_give_back(&call);
+    end(&call);
     return status;
 }
 

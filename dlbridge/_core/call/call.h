@@ -86,6 +86,7 @@ PyObject *dlb_jax_call(PyObject *caller, PyObject *const *args, Py_ssize_t posit
  * Their memory is borrowed for as long as the call lasts. */
 
 #define DLB_CALL_DIMS 256 /* strides of all tensors that need room for them */
+#define DLB_EACH_DIMS 16  /* the same for each tensor of a large kernel */
 
 _Static_assert(DLB_CALL_DIMS >= DLB_MAX_NDIM, "the strides of any rank find room");
 
@@ -106,16 +107,22 @@ typedef struct {
     bool holds_gil;            /* while the kernel runs */
     dlb_torch_thread thread;   /* valid in the torch family */
     const dlb_target *target;  /* of a cached call; NULL: to be checked and found */
-    PyObject *objects[DLB_MAX_TENSORS]; /* of frame.tensors; borrowed, or NULL */
-    int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS];
+    PyObject **objects;        /* of frame.tensors; borrowed, or NULL */
     int32_t dim_count, borrowed_count;
     int32_t made_count; /* new results, of which the call owns one reference */
-    int64_t dims[DLB_CALL_DIMS];
+    int32_t dim_room;   /* of `dims` and of `kept_dims` */
+    int64_t *dims;
     /* Shapes and strides lie in the objects. As soon as other Python code runs, an
      * array may get a new shape: the kernel must not see it, nor memory that is free.
      * So it is called with copies. */
-    int64_t kept_dims[DLB_CALL_DIMS];
-    dlb_borrowed borrowed[DLB_MAX_TENSORS];
+    int64_t *kept_dims;
+    dlb_borrowed *borrowed;
+    int16_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS];
+    void *large; /* where the arrays lie that the pointers above have; NULL: here */
+    PyObject **sorted; /* there: room for all tensors, and for all arguments */
+    PyObject *own_objects[DLB_MAX_TENSORS];
+    int64_t own_dims[DLB_CALL_DIMS], own_kept_dims[DLB_CALL_DIMS];
+    dlb_borrowed own_borrowed[DLB_MAX_TENSORS];
 } dlb_call;
 
 /* All return 0, DLB_DECLINED, or -1 with an exception. */

@@ -293,10 +293,12 @@ static PyObject *remember(PyObject *object, PyObject *args) {
                           &PyTuple_Type, &names, &PyTuple_Type, &operands, &function,
                           &PyTuple_Type, &numbers, &defaults, &is_shadowed))
         return NULL;
+    if (PyTuple_GET_SIZE(values) > MAX_ARGUMENTS)
+        Py_RETURN_NONE; /* of a large kernel: Python finds it each time */
     form new = {.count = PyTuple_GET_SIZE(values) - defaults,
                 .is_shadowed = is_shadowed};
-    if (defaults < 0 || new.count < 0 || PyTuple_GET_SIZE(values) > MAX_ARGUMENTS ||
-        mark_operands(&new, operands) < 0 || mark_numbers(&new, values, numbers) < 0) {
+    if (defaults < 0 || new.count < 0 || mark_operands(&new, operands) < 0 ||
+        mark_numbers(&new, values, numbers) < 0) {
         PyErr_SetString(PyExc_ValueError, "remember: no such operands");
         return NULL;
     }

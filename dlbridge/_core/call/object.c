@@ -108,6 +108,13 @@ static int parse_targets(dlb_kernel *kernel, PyObject *targets) {
 static int parse_mutates(dlb_kernel *kernel, PyObject *mutates) {
     const dlb_signature *signature = kernel->signature;
     Py_ssize_t count = PyTuple_GET_SIZE(mutates);
+    int32_t inputs = signature ? signature->input_count : DLB_MAX_TENSORS;
+    kernel->written =
+        calloc((size_t)dlb_set_words(inputs) + 1, sizeof *kernel->written);
+    if (kernel->written == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     if (signature != NULL && count > 0)
         return refuse(PyExc_ValueError, "the signature says what is mutated", mutates);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -117,11 +124,11 @@ static int parse_mutates(dlb_kernel *kernel, PyObject *mutates) {
         if (index < 0 || index >= DLB_MAX_TENSORS)
             return refuse(PyExc_ValueError, "mutates has an index from 0 to 31",
                           mutates);
-        kernel->written |= UINT32_C(1) << index;
+        dlb_set_add(kernel->written, index);
     }
     for (int32_t i = 0; signature != NULL && i < signature->input_count; i++)
         if (signature->parameters[i].mutated)
-            kernel->written |= UINT32_C(1) << i;
+            dlb_set_add(kernel->written, i);
     return 0;
 }
 
@@ -177,8 +184,8 @@ static int parse_counts(dlb_kernel *kernel, PyObject *counts) {
         long count = PyLong_AsLong(PyList_GET_ITEM(counts, i));
         if (count == -1 && PyErr_Occurred())
             return -1;
-        if (count < 0 || count > DLB_MAX_TENSORS)
-            return refuse(PyExc_ValueError, "a list has at most 32 tensors", counts);
+        if (count < 0 || count > DLB_MOST_TENSORS)
+            return refuse(PyExc_ValueError, "a list has at most 4096 tensors", counts);
         kernel->counts[kernel->count_count++] = (int32_t)count;
     }
     return 0;
@@ -291,10 +298,10 @@ static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static int put_tensors(const dlb_kernel *kernel, dlb_frame *frame, PyObject *tensors) {
     Py_ssize_t count = PyTuple_GET_SIZE(tensors);
-    if (count > DLB_MAX_TENSORS)
+    if (count > frame->room)
         return dlb_frame_fail(frame, DLB_ERROR_TYPE,
                               "%s: takes at most %d tensors, got %zd", kernel->name,
-                              DLB_MAX_TENSORS, count);
+                              (int)frame->room, count);
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyTuple_GET_ITEM(tensors, i);
         if (item != Py_None && !dlb_is_tensor(item))
@@ -378,12 +385,14 @@ static PyObject *run(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (scalars != NULL) {
         const dlb_kernel *kernel = as_kernel(self)->kernel;
         frame.objects = (void *const *)&PyTuple_GET_ITEM(tensors, 0);
-        status = put_tensors(kernel, &frame, tensors);
+        status = dlb_frame_fit(kernel, &frame);
+        status = status < 0 ? status : put_tensors(kernel, &frame, tensors);
         status = status < 0 ? status : put_scalars(kernel, &frame, scalars);
         status = status < 0 ? status : run_frame(kernel, &frame);
         if (status < 0)
             dlb_raise(&frame.error);
     }
+    dlb_frame_end(&frame);
     Py_XDECREF(scalars);
     Py_XDECREF(tensors);
     if (status == 0)

@@ -83,10 +83,12 @@ typedef struct {
 
 typedef struct {
     int32_t count;
-    uint32_t watched, written;
+    const uint32_t *written;
+    uint32_t *watched; /* of the frame, which meanwhile has `none` */
     void *const *objects;
-    void *hidden[DLB_MAX_TENSORS];
-    guarded tensors[DLB_MAX_TENSORS];
+    void **hidden;
+    uint32_t *none;
+    guarded tensors[];
 } guards;
 
 /* Where the elements begin and end, in bytes from the first one. */
@@ -192,15 +194,22 @@ static void drop(guards *all) {
 
 /* `with`: the filling of results. NULL: no memory. */
 static guards *guard_all(const dlb_kernel *kernel, dlb_frame *frame, int with) {
-    guards *all = malloc(sizeof *all);
+    size_t count = (size_t)frame->tensor_count;
+    size_t words = (size_t)dlb_set_words(frame->tensor_count);
+    guards *all = malloc(sizeof *all + count * sizeof *all->tensors +
+                         count * sizeof *all->hidden + words * sizeof *all->none);
     if (all == NULL) {
         dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: debug_kernels: no memory",
                        kernel->name);
         return NULL;
     }
+    all->hidden = (void **)(all->tensors + count);
+    all->none = (uint32_t *)(all->hidden + count);
+    dlb_set_clear(all->none, frame->tensor_count);
     all->count = 0;
     all->watched = frame->watched;
-    all->written = dlb_written_tensors(kernel, frame);
+    dlb_mark_written(kernel, frame);
+    all->written = frame->written;
     all->objects = frame->objects;
     for (int32_t i = 0; i < frame->tensor_count; i++) {
         all->hidden[i] = all->objects ? all->objects[i] : NULL;
@@ -212,7 +221,7 @@ static guards *guard_all(const dlb_kernel *kernel, dlb_frame *frame, int with) {
             return NULL;
         }
     }
-    frame->watched = 0;
+    frame->watched = all->none;
     if (frame->objects != NULL)
         frame->objects = all->hidden;
     return all;
@@ -453,7 +462,7 @@ static finding look_for_kind(const guarded *each, const char *data, int32_t inde
 static finding look_at_results(const guards *all, value_kind kind) {
     finding found = {NULL, 0, 0, 0};
     for (int32_t i = 0; i < all->count && found.reason == NULL; i++)
-        if ((all->written >> i & 1) && all->tensors[i].memory != NULL)
+        if (dlb_set_has(all->written, i) && all->tensors[i].memory != NULL)
             found = look_for_kind(&all->tensors[i], all->tensors[i].once.data, i, kind);
     return found;
 }
@@ -507,7 +516,7 @@ static int look_at_elements(const dlb_kernel *kernel, const dlb_target *target,
         const guarded *each = &all->tensors[i];
         if (each->memory == NULL)
             continue;
-        if (!(all->written >> i & 1)) {
+        if (!dlb_set_has(all->written, i)) {
             *found = look_for_changes(each, i);
         } else if (i >= frame->input_count) {
             bool is_sure = is_certain(kernel, each->once.dtype);
@@ -550,7 +559,7 @@ static int look(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *f
 static void give_back(const guards *all) {
     for (int32_t i = 0; i < all->count; i++) {
         const guarded *each = &all->tensors[i];
-        if ((all->written >> i & 1) && each->memory != NULL) {
+        if (dlb_set_has(all->written, i) && each->memory != NULL) {
             DLTensor copy = each->original;
             copy.data = each->once.data;
             dlb_copy(&each->original, each->flags, &copy, each->flags);

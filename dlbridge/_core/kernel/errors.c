@@ -32,6 +32,8 @@ void dlb_kernel_drop(dlb_kernel *kernel) {
     PyObject *schema = kernel->schema, *keeps = kernel->keeps;
     free((void *)kernel->signature);
     free(kernel->cost);
+    free(kernel->written);
+    free(kernel->order);
     free(kernel->name);
     dlb_count_live(kernels, -1);
     free(kernel);

@@ -24,6 +24,64 @@ static int fail_with_status(const dlb_kernel *kernel, dlb_frame *frame, int stat
                           text, status);
 }
 
+/* ---- room for the calls of large kernels ---- */
+
+/* Takes `count` items of `size` bytes off the block, or adds them to its size where
+ * there is no block yet. */
+static void *cut(char *block, size_t *used, size_t count, size_t size) {
+    char *found = block ? block + *used : NULL;
+    *used += (count * size + 15) / 16 * 16;
+    return found;
+}
+
+/* Lays the arrays of a frame into one block, which begins with the spans of a check and
+ * as many to sort them. Returns how many bytes that takes. */
+static size_t lay_out(const dlb_signature *signature, dlb_frame *frame, char *block) {
+    size_t tensors = (size_t)frame->room, names = (size_t)signature->name_count;
+    size_t packs = (size_t)signature->pack_count, used = 0;
+    cut(block, &used, 2 * tensors, sizeof(dlb_span));
+    frame->tensors = cut(block, &used, tensors, sizeof *frame->tensors);
+    frame->flags = cut(block, &used, tensors, sizeof *frame->flags);
+    frame->accesses = cut(block, &used, tensors, sizeof *frame->accesses);
+    frame->written = cut(block, &used, tensors / 32 + 1, sizeof(uint32_t));
+    frame->watched = cut(block, &used, tensors / 32 + 1, sizeof(uint32_t));
+    frame->bindings.has_name = cut(block, &used, names / 32 + 1, sizeof(uint32_t));
+    frame->bindings.has_pack = cut(block, &used, packs / 32 + 1, sizeof(uint32_t));
+    frame->bindings.names = cut(block, &used, names, sizeof(int64_t));
+    frame->bindings.packs = cut(block, &used, packs, sizeof(dlb_pack));
+    return used;
+}
+
+int dlb_frame_make_room(const dlb_kernel *kernel, dlb_frame *frame) {
+    const dlb_signature *signature = kernel->signature;
+    int32_t count = signature->input_count + signature->result_count;
+    dlb_frame sized;
+    sized.room = count > DLB_MAX_TENSORS ? count : DLB_MAX_TENSORS;
+    void *block = malloc(lay_out(signature, &sized, NULL));
+    if (block == NULL)
+        return dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: out of memory",
+                              kernel->name);
+    dlb_count_live(scratch, 1);
+    frame->large = block;
+    frame->room = sized.room;
+    lay_out(signature, frame, block);
+    dlb_set_clear(frame->written, frame->room);
+    dlb_set_clear(frame->watched, frame->room);
+    return 0;
+}
+
+void dlb_frame_drop_room(dlb_frame *frame) {
+    free(frame->large);
+    frame->large = NULL;
+    dlb_count_live(scratch, -1);
+}
+
+/* Room for the spans of all tensors, and behind them for as many again; `few` where
+ * that is enough. */
+static dlb_span *spans_of(const dlb_frame *frame, dlb_span *few) {
+    return frame->tensor_count > DLB_MAX_TENSORS ? frame->large : few;
+}
+
 /* ---- arguments against the signature ---- */
 
 dlb_list_room *dlb_frame_add_list(dlb_frame *frame, dlb_scalar_kind kind,
@@ -145,7 +203,6 @@ int dlb_frame_check_results(const dlb_kernel *kernel, dlb_frame *frame) {
 /* ---- checks before any side effect ---- */
 
 #define READ_ONLY (uintptr_t)DLPACK_FLAG_BITMASK_READ_ONLY
-#define BIT(i) (UINT32_C(1) << (i))
 
 static inline int64_t element_bits(const DLTensor *tensor, uint64_t flags) {
     if (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)
@@ -208,6 +265,9 @@ static const char *find_fault(const DLTensor *tensor, uint64_t flags,
     return NULL;
 }
 
+/* Among the flags of a tensor: the kernel gets a copy. */
+#define STAGED (UINT64_C(1) << 63)
+
 /* Kernels see no flags, so that elements padded to bytes would be taken for packed. */
 static inline bool needs_copy(const dlb_kernel *kernel, const DLTensor *tensor,
                               uint64_t flags, bool is_row_major) {
@@ -218,13 +278,12 @@ static inline bool needs_copy(const dlb_kernel *kernel, const DLTensor *tensor,
 }
 
 static inline int check_overlap(const dlb_kernel *kernel, dlb_frame *frame,
-                                int32_t index, uint32_t written,
-                                const dlb_span *spans) {
+                                int32_t index, const dlb_span *spans) {
     for (int32_t i = 0; i < frame->tensor_count; i++) {
         if (!dlb_spans_meet(spans[i], spans[index]))
             continue;
         /* Of two that are written, the later one looks at the earlier. */
-        if (i == index || ((written & BIT(i)) && i > index))
+        if (i == index || (i > index && dlb_set_has(frame->written, i)))
             continue;
         if (dlb_share_memory(&frame->tensors[index], frame->flags[index],
                              &frame->tensors[i], frame->flags[i]))
@@ -233,24 +292,74 @@ static inline int check_overlap(const dlb_kernel *kernel, dlb_frame *frame,
     return 0;
 }
 
-static int check_written(const dlb_kernel *kernel, dlb_frame *frame, uint32_t written,
-                         const dlb_span *spans, uint32_t row_major) {
-    for (uint32_t left = written; left != 0; left &= left - 1) {
-        int32_t i = __builtin_ctz(left);
+typedef struct {
+    dlb_span span;
+    bool is_written;
+} marked_span;
+
+static int compare_spans(const void *a, const void *b) {
+    uintptr_t first = ((const marked_span *)a)->span.low;
+    uintptr_t second = ((const marked_span *)b)->span.low;
+    return (first > second) - (first < second);
+}
+
+/* As dlb_spans_are_apart, of any number of them: sorted by address, each is compared
+ * with what reaches furthest before it. False also where there is no memory to sort. */
+static bool are_many_apart(const dlb_kernel *kernel, const dlb_frame *frame,
+                           const dlb_span *spans) {
+    int32_t count = 0;
+    if (kernel->may_overlap)
+        return true;
+    marked_span *sorted = malloc((size_t)frame->tensor_count * sizeof *sorted);
+    if (sorted == NULL)
+        return false;
+    for (int32_t i = 0; i < frame->tensor_count; i++)
+        if (spans[i].low != spans[i].high)
+            sorted[count++] = (marked_span){spans[i], dlb_set_has(frame->written, i)};
+    qsort(sorted, (size_t)count, sizeof *sorted, compare_spans);
+    uintptr_t any = 0, written = 0;
+    bool meet = false;
+    for (int32_t i = 0; i < count; i++) {
+        dlb_span span = sorted[i].span;
+        meet |= span.low < (sorted[i].is_written ? any : written);
+        any = span.high > any ? span.high : any;
+        if (sorted[i].is_written && span.high > written)
+            written = span.high;
+    }
+    free(sorted);
+    return !meet;
+}
+
+static bool are_apart(const dlb_kernel *kernel, const dlb_frame *frame,
+                      const dlb_span *spans) {
+    return frame->tensor_count > DLB_MAX_TENSORS
+               ? are_many_apart(kernel, frame, spans)
+               : dlb_spans_are_apart(kernel, spans, frame->tensor_count,
+                                     *frame->written);
+}
+
+static int check_written(const dlb_kernel *kernel, dlb_frame *frame,
+                         const dlb_span *spans, bool are_row_major) {
+    if (are_row_major && are_apart(kernel, frame, spans))
+        return 0;
+    int32_t count = frame->tensor_count;
+    for (int32_t i = dlb_set_next(frame->written, count, 0); i < count;
+         i = dlb_set_next(frame->written, count, i + 1)) {
         if (spans[i].low == spans[i].high)
             continue;
-        if (!(row_major & BIT(i)) && dlb_overlaps_itself(&frame->tensors[i]))
+        if (dlb_overlaps_itself(&frame->tensors[i]))
             return dlb_frame_refuse(kernel, frame, i, "overlap", i);
-        if (!kernel->may_overlap && check_overlap(kernel, frame, i, written, spans) < 0)
+        if (!kernel->may_overlap && check_overlap(kernel, frame, i, spans) < 0)
             return -1;
     }
     return 0;
 }
 
-static int check_all(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device,
-                     uint32_t written, uint32_t *staged) {
-    dlb_span spans[DLB_MAX_TENSORS];
-    uint32_t row_major = 0;
+/* Returns how many tensors must be copied, which are marked; or -1. */
+static int check_all(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device) {
+    dlb_span few[DLB_MAX_TENSORS], *spans = spans_of(frame, few);
+    bool are_row_major = true;
+    int staged = 0;
     for (int32_t i = 0; i < frame->tensor_count; i++) {
         const DLTensor *tensor = &frame->tensors[i];
         uint64_t flags = frame->flags[i];
@@ -261,34 +370,39 @@ static int check_all(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device
         if (reason != NULL && strcmp(reason, "null_data") != 0) /* which comes later */
             return dlb_frame_refuse(kernel, frame, i, reason, -1);
         bool is_row_major = measure(tensor, flags, &spans[i]);
-        const char *fault =
-            find_fault(tensor, flags, &spans[i], device, (written & BIT(i)) != 0);
+        const char *fault = find_fault(tensor, flags, &spans[i], device,
+                                       dlb_set_has(frame->written, i));
         if (fault != NULL)
             return dlb_frame_refuse(kernel, frame, i, fault, -1);
-        row_major |= (uint32_t)is_row_major << i;
+        are_row_major &= is_row_major;
         if (needs_copy(kernel, tensor, flags, is_row_major) &&
-            spans[i].low != spans[i].high)
-            *staged |= BIT(i);
+            spans[i].low != spans[i].high) {
+            frame->flags[i] |= STAGED;
+            staged++;
+        }
     }
-    return check_written(kernel, frame, written, spans, row_major);
+    return check_written(kernel, frame, spans, are_row_major) < 0 ? -1 : staged;
 }
 
 /* The usual call, in few instructions: row-major tensors without flags on one device,
  * aligned, nothing left out, nothing written that overlaps. Whatever it does not see
  * through, the others look at again. */
-static bool is_plain(const dlb_kernel *kernel, const dlb_frame *frame, DLDevice device,
-                     uint32_t written) {
-    dlb_span spans[DLB_MAX_TENSORS];
+static bool is_plain(const dlb_kernel *kernel, const dlb_frame *frame,
+                     DLDevice device) {
+    dlb_span few[DLB_MAX_TENSORS], *spans = spans_of(frame, few);
+    const uint32_t *written = frame->written;
+    const uint64_t *all_flags = frame->flags;
+    const DLTensor *tensor = frame->tensors;
+    int32_t tensor_count = frame->tensor_count;
     uintptr_t flags = 0, addresses = 0, has_fault = 0;
-    for (int32_t i = 0; i < frame->tensor_count; i++) {
-        const DLTensor *tensor = &frame->tensors[i];
+    for (int32_t i = 0; i < tensor_count; i++, tensor++) {
         uint64_t count = 1; /* which may wrap, but not where the strides are as here */
         for (int32_t k = tensor->ndim - 1; k >= 0; k--) {
             has_fault |=
                 ((uint64_t)tensor->strides[k] != count) & (tensor->shape[k] != 1);
             count *= (uint64_t)tensor->shape[k];
         }
-        flags |= frame->flags[i] & ~((written >> i & 1) ? 0 : READ_ONLY);
+        flags |= all_flags[i] & ~(dlb_set_has(written, i) ? 0 : READ_ONLY);
         addresses |= (uintptr_t)tensor->data;
         has_fault |= (tensor->ndim < 0) | (tensor->data == NULL) |
                      (tensor->device.device_type != device.device_type) |
@@ -298,16 +412,13 @@ static bool is_plain(const dlb_kernel *kernel, const dlb_frame *frame, DLDevice 
         spans[i].high = spans[i].low + (uintptr_t)((count + 7) >> 3);
     }
     return !(has_fault | flags) && dlb_is_aligned(kernel, addresses) &&
-           dlb_spans_are_apart(kernel, spans, frame->tensor_count, written);
+           are_apart(kernel, frame, spans);
 }
 
-/* Devices, NULL data, read-only memory and overlap. `staged` gets a bit for each tensor
- * that the kernel cannot take as it lies in memory. */
-static int check(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device,
-                 uint32_t written, uint32_t *staged) {
-    return is_plain(kernel, frame, device, written)
-               ? 0
-               : check_all(kernel, frame, device, written, staged);
+/* Devices, NULL data, read-only memory and overlap. Returns how many tensors the kernel
+ * gets copies of; or -1. */
+static int check(const dlb_kernel *kernel, dlb_frame *frame, DLDevice device) {
+    return is_plain(kernel, frame, device) ? 0 : check_all(kernel, frame, device);
 }
 
 /* ---- the call, without checks ---- */
@@ -347,9 +458,10 @@ int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
 /* Tensors of other frameworks are ready on the stream of the caller, and stay its own.
  */
 static int order_tensors(const dlb_frame *frame, dlb_stream stream) {
-    for (uint32_t left = frame->watched; left != 0; left &= left - 1) {
-        int32_t i = __builtin_ctz(left);
-        int status = frame->written >> i & 1
+    int32_t count = frame->tensor_count;
+    for (int32_t i = dlb_set_next(frame->watched, count, 0); i < count;
+         i = dlb_set_next(frame->watched, count, i + 1)) {
+        int status = dlb_set_has(frame->written, i)
                          ? dlb_access_write(frame->accesses[i], stream)
                          : dlb_access_read(frame->accesses[i], stream);
         if (status < 0)
@@ -413,7 +525,7 @@ static int64_t find_cost(const dlb_kernel *kernel, const dlb_frame *frame) {
     if (kernel->cost != NULL) {
         for (int32_t i = 0; i < kernel->cost_length; i++)
             if (kernel->cost[i].operation == 'n' &&
-                !(frame->bindings.has_name & BIT(kernel->cost[i].value)))
+                !dlb_set_has(frame->bindings.has_name, kernel->cost[i].value))
                 return -1;
         bool is_known = dlb_steps_run(kernel->cost, kernel->cost_length,
                                       frame->bindings.names, &cost);
@@ -526,11 +638,13 @@ static dlb_cuda_operand original_of(const stage *staged) {
 
 static void replace(dlb_frame *frame, const stage *staged, const DLTensor *tensor,
                     uint64_t flags, dlb_access *access) {
-    uint32_t bit = UINT32_C(1) << staged->index;
     frame->tensors[staged->index] = *tensor;
     frame->flags[staged->index] = flags;
     frame->accesses[staged->index] = access;
-    frame->watched = access ? frame->watched | bit : frame->watched & ~bit;
+    if (access != NULL)
+        dlb_set_add(frame->watched, staged->index);
+    else
+        dlb_set_remove(frame->watched, staged->index);
 }
 
 /* Without a schema nobody said for sure what the kernel writes, and no device compares
@@ -543,9 +657,9 @@ static bool is_possible(const dlb_kernel *kernel, DLDevice device) {
 static int stage_tensor(const dlb_kernel *kernel, dlb_frame *frame, int32_t index,
                         stage *staged) {
     DLTensor *tensor = &frame->tensors[index];
-    bool is_watched = frame->watched >> index & 1;
+    bool is_watched = dlb_set_has(frame->watched, index);
     staged->index = index;
-    staged->flags = frame->flags[index];
+    staged->flags = frame->flags[index] &= ~STAGED;
     staged->original = staged->copy = *tensor;
     staged->access = is_watched ? frame->accesses[index] : NULL;
     staged->memory = staged->strides = NULL;
@@ -594,32 +708,33 @@ static bool has_changed(const stage *staged) {
 
 /* Without a schema nobody said for sure what the kernel writes: a write into a copy
  * must not get lost. */
-static bool must_go_back(const dlb_kernel *kernel, const stage *staged,
-                         uint32_t written) {
-    if (written >> staged->index & 1)
+static bool must_go_back(const dlb_kernel *kernel, const dlb_frame *frame,
+                         const stage *staged) {
+    if (dlb_set_has(frame->written, staged->index))
         return true;
     return kernel->writes_last && !(staged->flags & DLPACK_FLAG_BITMASK_READ_ONLY) &&
            has_changed(staged);
 }
 
-/* The objects of the frame, but none for copies: they do not have their memory. */
-static void hide_objects(const dlb_frame *frame, uint32_t staged, void **objects) {
-    for (int32_t i = 0; i < frame->tensor_count; i++)
-        objects[i] = staged >> i & 1 ? NULL : frame->objects[i];
+/* Copies of `count` tensors, which are the first of `stages` in the end. Returns how
+ * many there are by then, with `status`. */
+static int stage_all(const dlb_kernel *kernel, dlb_frame *frame, stage *stages,
+                     int *status) {
+    int count = 0;
+    for (int32_t i = 0; i < frame->tensor_count && *status == 0; i++)
+        if (frame->flags[i] & STAGED)
+            *status = stage_tensor(kernel, frame, i, &stages[count++]);
+    return count;
 }
 
 static int run_with_copies(const dlb_kernel *kernel, const dlb_target *target,
-                           dlb_frame *frame, uint32_t written, uint32_t staged) {
-    stage stages[DLB_MAX_TENSORS];
-    int32_t count = 0;
+                           dlb_frame *frame, stage *stages) {
     int status = 0;
-    for (int32_t i = 0; i < frame->tensor_count && status == 0; i++)
-        if (staged >> i & 1)
-            status = stage_tensor(kernel, frame, i, &stages[count++]);
+    int count = stage_all(kernel, frame, stages, &status);
     if (status == 0)
         status = dlb_frame_invoke(kernel, target, frame);
-    for (int32_t i = 0; i < count; i++) {
-        bool copy_back = status == 0 && must_go_back(kernel, &stages[i], written);
+    for (int i = 0; i < count; i++) {
+        bool copy_back = status == 0 && must_go_back(kernel, frame, &stages[i]);
         if (unstage(kernel, frame, &stages[i], copy_back) < 0)
             status = -1;
     }
@@ -628,26 +743,52 @@ static int run_with_copies(const dlb_kernel *kernel, const dlb_target *target,
 
 /* Copies work on the current stream of dlbridge: the caller's, for as long. */
 static int run_on_stream(const dlb_kernel *kernel, const dlb_target *target,
-                         dlb_frame *frame, uint32_t written, uint32_t staged) {
-    DLDevice device = frame->tensors[__builtin_ctz(staged)].device;
+                         dlb_frame *frame, stage *stages, DLDevice device) {
     if (!dlb_is_cuda(device) || frame->stream == NULL)
-        return run_with_copies(kernel, target, frame, written, staged);
+        return run_with_copies(kernel, target, frame, stages);
     dlb_stream before =
         dlb_cuda_set_current_stream(device.device_id, (dlb_stream)frame->stream);
-    int status = run_with_copies(kernel, target, frame, written, staged);
+    int status = run_with_copies(kernel, target, frame, stages);
     dlb_cuda_set_current_stream(device.device_id, before);
     return status;
 }
 
-static int run_staged(const dlb_kernel *kernel, const dlb_target *target,
-                      dlb_frame *frame, uint32_t written, uint32_t staged) {
-    void *objects[DLB_MAX_TENSORS], *const *own = frame->objects;
-    if (own != NULL) {
-        hide_objects(frame, staged, objects);
-        frame->objects = objects;
+/* `objects`: room for one of each tensor. Copies have none: the objects of the frame do
+ * not have their memory. */
+static int run_hidden(const dlb_kernel *kernel, const dlb_target *target,
+                      dlb_frame *frame, stage *stages, void **objects,
+                      DLDevice device) {
+    void *const *own = frame->objects;
+    for (int32_t i = 0; own != NULL && i < frame->tensor_count; i++) {
+        objects[i] = frame->flags[i] & STAGED ? NULL : own[i];
     }
-    int status = run_on_stream(kernel, target, frame, written, staged);
+    frame->objects = own ? objects : NULL;
+    int status = run_on_stream(kernel, target, frame, stages, device);
     frame->objects = own;
+    return status;
+}
+
+__attribute__((noinline)) static int run_few_staged(const dlb_kernel *kernel,
+                                                    const dlb_target *target,
+                                                    dlb_frame *frame, DLDevice device) {
+    stage stages[DLB_MAX_TENSORS];
+    void *objects[DLB_MAX_TENSORS];
+    return run_hidden(kernel, target, frame, stages, objects, device);
+}
+
+static int run_staged(const dlb_kernel *kernel, const dlb_target *target,
+                      dlb_frame *frame, int staged, DLDevice device) {
+    if (frame->tensor_count <= DLB_MAX_TENSORS)
+        return run_few_staged(kernel, target, frame, device);
+    size_t count = (size_t)frame->tensor_count;
+    void **objects = malloc(count * sizeof *objects);
+    stage *stages = aligned_alloc(_Alignof(stage), (size_t)staged * sizeof *stages);
+    int status =
+        objects == NULL || stages == NULL
+            ? dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: out of memory", kernel->name)
+            : run_hidden(kernel, target, frame, stages, objects, device);
+    free(stages);
+    free(objects);
     return status;
 }
 
@@ -690,11 +831,9 @@ int dlb_frame_run(const dlb_kernel *kernel, dlb_frame *frame) {
     const dlb_target *target = dlb_kernel_target(kernel, device);
     if (target == NULL)
         return fail_without_target(kernel, frame);
-    uint32_t written = dlb_written_tensors(kernel, frame), staged = 0;
-    frame->written = written;
-    if (check(kernel, frame, device, written, &staged) < 0)
-        return -1;
+    dlb_mark_written(kernel, frame);
+    int staged = check(kernel, frame, device);
     if (staged != 0)
-        return run_staged(kernel, target, frame, written, staged);
+        return staged < 0 ? -1 : run_staged(kernel, target, frame, staged, device);
     return dlb_frame_invoke(kernel, target, frame);
 }

@@ -20,7 +20,9 @@
 #include "dlbridge_kernel.h"
 #include "python/python.h"
 
-#define DLB_MAX_TENSORS 32 /* inputs and results of one kernel */
+#define DLB_MAX_TENSORS 32    /* inputs and results of a schema as it is written */
+#define DLB_MOST_TENSORS 4096 /* of a call, with all tensors of its lists */
+#define DLB_MOST_NAMES 65536  /* named dimensions and packs of such a call */
 #define DLB_MAX_SCALARS 16
 #define DLB_MAX_NAMES 32  /* named dimensions of one signature */
 #define DLB_MAX_PACKS 32  /* `...` and `*name`: any number of dimensions */
@@ -28,6 +30,42 @@
 #define DLB_MAX_LISTS 8   /* arguments that are lists of numbers */
 #define DLB_MAX_LISTED 64 /* numbers in one of them */
 #define DLB_ERROR_SIZE 1024
+
+/* ---- sets of tensors, names and packs: one bit for each ---- */
+
+static inline int32_t dlb_set_words(int32_t count) {
+    return (count + 31) / 32;
+}
+
+static inline bool dlb_set_has(const uint32_t *set, int64_t i) {
+    return set[i >> 5] >> (i & 31) & 1;
+}
+
+static inline void dlb_set_add(uint32_t *set, int64_t i) {
+    set[i >> 5] |= UINT32_C(1) << (i & 31);
+}
+
+static inline void dlb_set_remove(uint32_t *set, int64_t i) {
+    set[i >> 5] &= ~(UINT32_C(1) << (i & 31));
+}
+
+static inline void dlb_set_clear(uint32_t *set, int32_t count) {
+    for (int32_t word = 0; word < dlb_set_words(count); word++)
+        set[word] = 0;
+}
+
+/* The first member from `from` on; `count`: there is none. */
+static inline int32_t dlb_set_next(const uint32_t *set, int32_t count, int32_t from) {
+    while (from < count) {
+        uint32_t left = set[from >> 5] >> (from & 31);
+        if (left != 0) {
+            int32_t found = from + __builtin_ctz(left);
+            return found < count ? found : count;
+        }
+        from = (from | 31) + 1;
+    }
+    return count;
+}
 
 /* ---- signature.c: a schema, compiled; made once, then immutable ---- */
 
@@ -95,21 +133,29 @@ typedef struct {
     bool has_expressions; /* in inputs */
     bool has_sizes; /* scalars or lists that are dimensions or dtypes of tensors */
     bool has_packs; /* lists that are dimensions of tensors */
+    bool is_large;  /* a call needs more room than a frame has by itself */
 } dlb_signature;
 
-typedef struct { /* only what has its bit set below has a meaning */
-    uint32_t has_name, has_dtype, has_pack;
+typedef struct {
+    int32_t ndim;
+    const int64_t *shape; /* of the tensor or the list that bound it */
+} dlb_pack;
+
+typedef struct { /* only what is in the sets has a meaning; see dlb_signature_bind */
+    uint32_t *has_name, *has_pack, has_dtype;
     uint32_t dtypes[DLB_MAX_DTYPES]; /* keys */
-    int64_t names[DLB_MAX_NAMES];
-    struct {
-        int32_t ndim;
-        const int64_t *shape; /* of the tensor or the list that bound it */
-    } packs[DLB_MAX_PACKS];
+    int64_t *names;
+    dlb_pack *packs;
+    /* Where names and packs lie, but for large signatures. */
+    uint32_t own_sets[2];
+    int64_t own_names[DLB_MAX_NAMES];
+    dlb_pack own_packs[DLB_MAX_PACKS];
 } dlb_bindings;
 
-/* -1: all fits. Else the index of the first input that does not, or DLB_MAX_TENSORS: a
+/* -1: all fits. Else the index of the first input that does not, or DLB_MOST_TENSORS: a
  * scalar that is a dimension is negative. Inputs that are left out have ndim -1;
- * scalars are of their kinds. */
+ * scalars are of their kinds. The arrays of the bindings of a large signature are there
+ * by then, see dlb_frame_fit. */
 int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
                        const dlb_scalar *scalars, dlb_bindings *bindings);
 /* Find the name for which the expression has this extent, into `names`, which has all
@@ -154,25 +200,40 @@ typedef struct { /* a list of the call, and its numbers */
     } values;
 } dlb_list_room;
 
+typedef struct { /* addresses low <= a < high; low == high: no elements */
+    uintptr_t low, high;
+} dlb_span;
+
+/* What is known of the tensors of a call, for `room` of them. */
 typedef struct {
-    DLTensor tensors[DLB_MAX_TENSORS]; /* inputs, then results; strides always set */
-    uint64_t flags[DLB_MAX_TENSORS];   /* DLPACK_FLAG_BITMASK_READ_ONLY counts */
+    DLTensor tensors[DLB_MAX_TENSORS];
+    uint64_t flags[DLB_MAX_TENSORS];
+    struct dlb_access *accesses[DLB_MAX_TENSORS];
+    uint32_t written, watched;
+} dlb_frame_room;
+
+typedef struct {
+    DLTensor *tensors; /* inputs, then results; strides always set */
+    uint64_t *flags;   /* DLPACK_FLAG_BITMASK_READ_ONLY counts */
+    uint32_t *written; /* the kernel writes these tensors; set by dlb_frame_run */
+    uint32_t *watched; /* accesses[i] tracks the memory of these tensors */
+    struct dlb_access **accesses; /* see cuda/cuda.h */
     dlb_scalar scalars[DLB_MAX_SCALARS];
     int32_t tensor_count, input_count, scalar_count, list_count;
+    int32_t room; /* there can be so many tensors */
     /* The order of the call's arguments: tensor i as i, scalar j as -1 - j. NULL: that
      * of the kernel. Conventions that mix tensors and scalars need it. */
-    const int8_t *order;
+    const int16_t *order;
     int32_t order_count;
     void *stream; /* the caller's on a device that has such, as a dlb_stream; NULL: that
                      of dlbridge */
-    uint32_t written; /* bit i: the kernel writes tensor i; set by dlb_frame_run */
-    uint32_t watched; /* bit i: accesses[i] tracks the memory of tensor i */
-    struct dlb_access *accesses[DLB_MAX_TENSORS]; /* see cuda/cuda.h */
     const char *source;   /* "torch.Tensor", "jax.Array", … for texts; may be NULL */
     void *const *objects; /* Python's own of `tensors`, for who must keep memory alive;
                              NULL: unknown */
     void *returned; /* without a schema: what the function returned, a PyObject, one
                        reference; NULL: None */
+    dlb_frame_room own; /* where the arrays above lie, but for calls of large kernels */
+    void *large;        /* where those lie; NULL: none */
     dlb_bindings bindings;
     dlb_error error; /* kind is DLB_ERROR_NONE until something fails */
     dlb_list_room lists[DLB_MAX_LISTS]; /* the first list_count are of `scalars` */
@@ -209,8 +270,8 @@ struct dlb_kernel {
     bool on_default_stream; /* of its device, instead of the caller's */
     bool needs_gil;         /* the function is Python: it takes the GIL by itself */
     bool writes_last;       /* without a signature: the last tensor is written */
-    uint32_t written;       /* bit i: input i is written in place */
-    int8_t order[DLB_MAX_TENSORS + DLB_MAX_SCALARS]; /* see dlb_frame; results last */
+    uint32_t *written;      /* these inputs are written in place; one word or more */
+    int16_t *order;         /* see dlb_frame; results last */
     int32_t order_count;
     /* With lists of tensors: of how many each argument and result is; else none. */
     int32_t counts[DLB_MAX_TENSORS];
@@ -221,13 +282,22 @@ struct dlb_kernel {
 
 void dlb_kernel_drop(dlb_kernel *kernel); /* frees; takes the GIL where it must */
 
-/* Start a call: counts 0, no error. Costs a few stores, not a memset. */
+/* Start a call: counts 0, no error. Costs a few stores, not a memset. What ends it is
+ * dlb_frame_end. */
 static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
     frame->tensor_count = frame->input_count = frame->scalar_count = 0;
     frame->list_count = 0;
     frame->order = NULL;
     frame->stream = NULL;
-    frame->written = frame->watched = 0;
+    dlb_frame_room *own = &frame->own;
+    frame->tensors = own->tensors;
+    frame->flags = own->flags;
+    frame->accesses = own->accesses;
+    frame->written = &own->written;
+    frame->watched = &own->watched;
+    own->written = own->watched = 0;
+    frame->room = DLB_MAX_TENSORS;
+    frame->large = NULL;
     frame->source = source;
     frame->objects = NULL;
     frame->returned = NULL;
@@ -235,6 +305,22 @@ static inline void dlb_frame_start(dlb_frame *frame, const char *source) {
     frame->error.reason = NULL;
     frame->error.exception = NULL;
     frame->error.text[0] = 0;
+}
+
+int dlb_frame_make_room(const dlb_kernel *kernel, dlb_frame *frame);
+
+/* Room for a call of the kernel, before there are tensors. Returns -1 where there is no
+ * memory. */
+static inline int dlb_frame_fit(const dlb_kernel *kernel, dlb_frame *frame) {
+    bool fits = kernel->signature == NULL || !kernel->signature->is_large;
+    return fits ? 0 : dlb_frame_make_room(kernel, frame);
+}
+
+void dlb_frame_drop_room(dlb_frame *frame);
+
+static inline void dlb_frame_end(dlb_frame *frame) {
+    if (frame->large != NULL)
+        dlb_frame_drop_room(frame);
 }
 
 /* Room for one more list of the frame, empty; NULL: there are too many. */
@@ -284,20 +370,34 @@ const dlb_target *dlb_kernel_target(const dlb_kernel *kernel, DLDevice device);
 
 /* ---- rules that every fast path shares with dlb_frame_run ---- */
 
-/* Which of `input_count` inputs are written in place, by bits. */
+/* Whether input `index` of `input_count` is written in place. */
+static inline bool dlb_writes_input(const dlb_kernel *kernel, int32_t input_count,
+                                    int32_t index) {
+    return dlb_set_has(kernel->written, index) ||
+           (kernel->writes_last && index == input_count - 1);
+}
+
+/* Which of `input_count` inputs, no more than 32, are written in place, by bits. */
 static inline uint32_t dlb_written_inputs(const dlb_kernel *kernel,
                                           int32_t input_count) {
     uint32_t last =
         kernel->writes_last && input_count > 0 ? UINT32_C(1) << (input_count - 1) : 0;
-    return kernel->written | last;
+    return *kernel->written | last;
 }
 
-/* Which tensors of a call are written, results included, by bits. */
-static inline uint32_t dlb_written_tensors(const dlb_kernel *kernel,
-                                           const dlb_frame *frame) {
-    uint64_t all = (UINT64_C(1) << frame->tensor_count) - 1;
-    uint64_t results = all & ~((UINT64_C(1) << frame->input_count) - 1);
-    return (uint32_t)((dlb_written_inputs(kernel, frame->input_count) & all) | results);
+/* Which tensors of a call are written, results included: into frame->written. */
+static inline void dlb_mark_written(const dlb_kernel *kernel, dlb_frame *frame) {
+    if (frame->tensor_count <= 32) {
+        uint64_t all = (UINT64_C(1) << frame->tensor_count) - 1;
+        uint64_t results = all & ~((UINT64_C(1) << frame->input_count) - 1);
+        uint64_t inputs = dlb_written_inputs(kernel, frame->input_count) & all;
+        *frame->written = (uint32_t)(inputs | results);
+        return;
+    }
+    dlb_set_clear(frame->written, frame->tensor_count);
+    for (int32_t i = 0; i < frame->tensor_count; i++)
+        if (i >= frame->input_count || dlb_writes_input(kernel, frame->input_count, i))
+            dlb_set_add(frame->written, i);
 }
 
 /* `addresses`: one, or several or-ed. */
@@ -305,15 +405,12 @@ static inline bool dlb_is_aligned(const dlb_kernel *kernel, uintptr_t addresses)
     return (addresses & (kernel->alignment - 1)) == 0;
 }
 
-typedef struct { /* addresses low <= a < high; low == high: no elements */
-    uintptr_t low, high;
-} dlb_span;
-
 static inline bool dlb_spans_meet(dlb_span a, dlb_span b) {
     return (a.low < b.high) & (b.low < a.high);
 }
 
-/* Whether no tensor that is written (by bits) may share memory with another one. */
+/* Whether no tensor that is written (by bits, of at most 32) may share memory with
+ * another one. */
 static inline bool dlb_spans_are_apart(const dlb_kernel *kernel, const dlb_span *spans,
                                        int32_t count, uint32_t written) {
     uint32_t left = kernel->may_overlap ? 0 : written;

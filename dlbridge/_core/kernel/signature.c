@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BIT(i) (UINT32_C(1) << (i))
 #define STACK_SIZE 16 /* read_steps refuses programs that need more */
 
 /* Floor division, as in Python. */
@@ -60,7 +59,7 @@ static value_state evaluate(const dlb_signature *signature, const dlb_dim *dim,
                             const dlb_bindings *bindings, int64_t *value) {
     const dlb_step *steps = &signature->steps[dim->value];
     for (const dlb_step *step = steps; step < steps + dim->length; step++)
-        if (step->operation == 'n' && !(bindings->has_name & BIT(step->value)))
+        if (step->operation == 'n' && !dlb_set_has(bindings->has_name, step->value))
             return VALUE_UNKNOWN;
     return dlb_steps_run(steps, dim->length, bindings->names, value) ? VALUE_KNOWN
                                                                      : VALUE_INVALID;
@@ -70,7 +69,7 @@ static value_state evaluate(const dlb_signature *signature, const dlb_dim *dim,
 
 static inline bool match_dtype(const dlb_signature *signature, int32_t index,
                                uint32_t key, dlb_bindings *bindings) {
-    if (bindings->has_dtype & BIT(index))
+    if (dlb_set_has(&bindings->has_dtype, index))
         return bindings->dtypes[index] == key;
     const dlb_dtype_set *set = &signature->dtypes[index];
     int32_t i = 0;
@@ -78,15 +77,15 @@ static inline bool match_dtype(const dlb_signature *signature, int32_t index,
         i++;
     if (i == set->key_count && i > 0)
         return false;
-    bindings->has_dtype |= BIT(index);
+    dlb_set_add(&bindings->has_dtype, index);
     bindings->dtypes[index] = key;
     return true;
 }
 
 static inline bool match_name(int64_t index, int64_t extent, dlb_bindings *bindings) {
-    if (bindings->has_name & BIT(index))
+    if (dlb_set_has(bindings->has_name, index))
         return bindings->names[index] == extent;
-    bindings->has_name |= BIT(index);
+    dlb_set_add(bindings->has_name, index);
     bindings->names[index] = extent;
     return true;
 }
@@ -106,8 +105,8 @@ static inline bool match_dims(const dlb_dim *dims, int32_t count, const int64_t 
 
 static bool match_pack(int64_t index, int32_t ndim, const int64_t *shape,
                        dlb_bindings *bindings) {
-    if (!(bindings->has_pack & BIT(index))) {
-        bindings->has_pack |= BIT(index);
+    if (!dlb_set_has(bindings->has_pack, index)) {
+        dlb_set_add(bindings->has_pack, index);
         bindings->packs[index].ndim = ndim;
         bindings->packs[index].shape = shape;
         return true;
@@ -164,7 +163,7 @@ static bool bind_pack_list(const dlb_list *list, int32_t pack, dlb_bindings *bin
     for (int64_t i = 0; i < list->count; i++)
         if (list->ints[i] < 0)
             return false;
-    bindings->has_pack |= BIT(pack);
+    dlb_set_add(bindings->has_pack, pack);
     bindings->packs[pack].ndim = (int32_t)list->count;
     bindings->packs[pack].shape = list->ints;
     return true;
@@ -176,7 +175,7 @@ static bool bind_sizes(const dlb_signature *signature, const dlb_scalar *scalars
     for (int32_t i = 0; i < signature->scalar_count; i++) {
         int32_t name = signature->scalars[i].name, dtype = signature->scalars[i].dtype;
         if (dtype >= 0 && scalars[i].kind != DLB_NONE) {
-            bindings->has_dtype |= BIT(dtype);
+            dlb_set_add(&bindings->has_dtype, dtype);
             bindings->dtypes[dtype] = (uint32_t)scalars[i].value.i;
         }
         int32_t pack = signature->scalars[i].pack;
@@ -186,7 +185,7 @@ static bool bind_sizes(const dlb_signature *signature, const dlb_scalar *scalars
             continue;
         if (scalars[i].value.i < 0)
             return false;
-        bindings->has_name |= BIT(name);
+        dlb_set_add(bindings->has_name, name);
         bindings->names[name] = scalars[i].value.i;
     }
     return true;
@@ -216,22 +215,30 @@ static int bind_solutions(const dlb_signature *signature, const DLTensor *inputs
         const dlb_solution *solution = &signature->solutions[i];
         const DLTensor *tensor = &inputs[solution->parameter];
         const dlb_parameter *parameter = &signature->parameters[solution->parameter];
-        if (bindings->has_name & BIT(solution->name))
+        if (dlb_set_has(bindings->has_name, solution->name))
             continue;
         int32_t place = place_of(parameter, tensor, solution->dim);
         if (!dlb_signature_solve(signature, solution, tensor->shape[place],
                                  bindings->names))
             return solution->parameter;
-        bindings->has_name |= BIT(solution->name);
+        dlb_set_add(bindings->has_name, solution->name);
     }
     return -1;
 }
 
 int dlb_signature_bind(const dlb_signature *signature, const DLTensor *inputs,
                        const dlb_scalar *scalars, dlb_bindings *bindings) {
-    bindings->has_name = bindings->has_dtype = bindings->has_pack = 0;
+    if (!signature->is_large) {
+        bindings->has_name = &bindings->own_sets[0];
+        bindings->has_pack = &bindings->own_sets[1];
+        bindings->names = bindings->own_names;
+        bindings->packs = bindings->own_packs;
+    }
+    bindings->has_dtype = 0;
+    dlb_set_clear(bindings->has_name, signature->name_count);
+    dlb_set_clear(bindings->has_pack, signature->pack_count);
     if (signature->has_sizes && !bind_sizes(signature, scalars, bindings))
-        return DLB_MAX_TENSORS;
+        return DLB_MOST_TENSORS;
     for (int32_t i = 0; i < signature->input_count; i++)
         if (!match(signature, &signature->parameters[i], &inputs[i], bindings))
             return i;
@@ -262,7 +269,7 @@ static bool find_dtype(const dlb_signature *signature, int32_t index,
                        const dlb_bindings *bindings, DLDataType *dtype) {
     const dlb_dtype_set *set = &signature->dtypes[index];
     uint32_t key = set->key_count == 1 ? set->keys[0] : 0;
-    if (bindings->has_dtype & BIT(index))
+    if (dlb_set_has(&bindings->has_dtype, index))
         key = bindings->dtypes[index];
     *dtype = dlb_dtype_of_key(key);
     return key != 0;
@@ -274,7 +281,7 @@ static int64_t find_extent(const dlb_signature *signature, const dlb_dim *dim,
     int64_t value = -1;
     if (dim->kind == DLB_DIM_CONSTANT)
         value = dim->value;
-    else if (dim->kind == DLB_DIM_NAME && (bindings->has_name & BIT(dim->value)))
+    else if (dim->kind == DLB_DIM_NAME && dlb_set_has(bindings->has_name, dim->value))
         value = bindings->names[dim->value];
     else if (dim->kind == DLB_DIM_EXPRESSION)
         evaluate(signature, dim, bindings, &value);
@@ -293,7 +300,7 @@ int32_t dlb_signature_result(const dlb_signature *signature, int result,
     for (int32_t i = 0; i < parameter->dim_count; i++) {
         const dlb_dim *dim = &parameter->dims[i];
         bool is_pack = dim->kind == DLB_DIM_PACK;
-        if (is_pack && !(bindings->has_pack & BIT(dim->value)))
+        if (is_pack && !dlb_set_has(bindings->has_pack, dim->value))
             return -1;
         int32_t size = is_pack ? bindings->packs[dim->value].ndim : 1;
         if (size > DLB_MAX_NDIM - ndim)
@@ -346,12 +353,12 @@ static int add_word(reader *out, int64_t word) {
     return 0;
 }
 
-/* A text of less than eight characters; others are no word. */
+/* A text of less than eight characters: less than 0, as no number that is read. */
 static int64_t word_of(const char *text) {
     uint64_t word = 0;
     for (int i = 0; i < 7 && text[i] != 0; i++)
         word |= (uint64_t)(unsigned char)text[i] << 8 * i;
-    return (int64_t)word;
+    return -(int64_t)word;
 }
 
 /* -1 with an exception. */
@@ -406,10 +413,14 @@ static void check(reader *in, bool is_right, const char *what) {
         in->fault = what;
 }
 
+static int32_t read_letter(reader *in, const char *what) {
+    return (int32_t)-read_word(in, -127, -1, what);
+}
+
 /* ("c", value), ("n", name), ("+",) or ("+", anything) */
 static dlb_step read_step(reader *in, int32_t name_count) {
     int32_t length = read_length(in, 1, 2, "a step");
-    dlb_step step = {.operation = (int32_t)read_word(in, 1, 127, "an operation")};
+    dlb_step step = {.operation = read_letter(in, "an operation")};
     check(in, strchr("cn+-*/", step.operation) != NULL, "an operation");
     bool is_operand = step.operation == 'c' || step.operation == 'n';
     check(in, length == 2 || !is_operand, "an operand");
@@ -446,11 +457,11 @@ int dlb_parse_steps(PyObject *program, int32_t name_count, dlb_step *steps,
 /* All tables of a signature in one allocation, freed through its first member. */
 typedef struct {
     dlb_signature signature;
-    dlb_parameter parameters[DLB_MAX_TENSORS];
     dlb_dtype_set dtypes[DLB_MAX_DTYPES];
     dlb_scalar_parameter scalars[DLB_MAX_SCALARS];
-    dlb_solution solutions[DLB_MAX_NAMES];
-    dlb_dim *dims; /* the next free ones, as many as there are words */
+    dlb_parameter *parameters; /* of each as many as the words can be at most */
+    dlb_solution *solutions;
+    dlb_dim *dims; /* the next free ones */
     dlb_step *steps;
     uint32_t *keys;
 } tables;
@@ -458,7 +469,7 @@ typedef struct {
 static dlb_dim read_dim(reader *in, tables *out) {
     const dlb_signature *signature = &out->signature;
     int32_t length = read_length(in, 1, 2, "a dimension");
-    int64_t kind = read_word(in, 1, 127, "the kind of a dimension");
+    int32_t kind = read_letter(in, "the kind of a dimension");
     dlb_dim dim = {.kind = DLB_DIM_ANY};
     check(in, length == (kind == '_' ? 1 : 2), "a dimension");
     switch (kind) {
@@ -514,7 +525,7 @@ static void read_parameter(reader *in, tables *out, bool is_result,
 }
 
 static int32_t read_parameters(reader *in, tables *out, int32_t first, bool is_result) {
-    int32_t count = read_length(in, 0, DLB_MAX_TENSORS - first, "parameters");
+    int32_t count = read_length(in, 0, DLB_MOST_TENSORS - first, "parameters");
     for (int32_t i = 0; i < count && in->fault == NULL; i++)
         read_parameter(in, out, is_result, &out->parameters[first + i]);
     return count;
@@ -541,7 +552,7 @@ static void read_scalar(reader *in, dlb_signature *signature,
                  {"float", DLB_FLOAT},   {"str", DLB_STRING}, {"int[]", DLB_INTS},
                  {"float[]", DLB_FLOATS}};
     read_length(in, 6, 6, "a scalar");
-    int64_t name = read_word(in, 1, INT64_MAX, "the kind of a scalar");
+    int64_t name = read_word(in, TUPLE + MAX_WORDS + 1, -1, "the kind of a scalar");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (name == word_of(kinds[i].name)) {
             scalar->kind = kinds[i].kind;
@@ -585,34 +596,35 @@ static void read_solution(reader *in, const dlb_signature *signature, uint32_t *
         return;
     const dlb_dim *dim = &parameter->dims[solution->dim];
     check(in, dim->kind == DLB_DIM_EXPRESSION, "a solution");
-    *known |= BIT(solution->name);
+    dlb_set_add(known, solution->name);
     for (int32_t i = 0; in->fault == NULL && i < dim->length; i++) {
         const dlb_step *step = &signature->steps[dim->value + i];
-        check(in, step->operation != 'n' || (*known & BIT(step->value)), "a solution");
+        check(in, step->operation != 'n' || dlb_set_has(known, step->value),
+              "a solution");
     }
 }
 
 /* The names that a call has without solutions. */
-static uint32_t find_known(const dlb_signature *signature) {
-    uint32_t known = 0;
+static void find_known(const dlb_signature *signature, uint32_t *known) {
     for (int32_t i = 0; i < signature->scalar_count; i++)
         if (signature->scalars[i].name >= 0)
-            known |= BIT(signature->scalars[i].name);
+            dlb_set_add(known, signature->scalars[i].name);
     for (int32_t i = 0; i < signature->input_count; i++) {
         const dlb_parameter *parameter = &signature->parameters[i];
         for (int32_t k = 0; !parameter->optional && k < parameter->dim_count; k++)
             if (parameter->dims[k].kind == DLB_DIM_NAME)
-                known |= BIT(parameter->dims[k].value);
+                dlb_set_add(known, parameter->dims[k].value);
     }
-    return known;
 }
 
 static void read_solutions(reader *in, tables *out) {
     dlb_signature *signature = &out->signature;
-    int32_t count = read_length(in, 0, DLB_MAX_NAMES, "solutions");
-    uint32_t known = in->fault == NULL ? find_known(signature) : 0;
+    int32_t count = read_length(in, 0, DLB_MOST_NAMES, "solutions");
+    uint32_t known[DLB_MOST_NAMES / 32] = {0};
+    if (in->fault == NULL)
+        find_known(signature, known);
     for (int32_t i = 0; i < count && in->fault == NULL; i++)
-        read_solution(in, signature, &known, &out->solutions[i]);
+        read_solution(in, signature, known, &out->solutions[i]);
     signature->solution_count = count;
 }
 
@@ -621,31 +633,41 @@ static void read_signature(reader *in, tables *out) {
     dlb_signature *signature = &out->signature;
     read_length(in, 7, 7, "number of items");
     read_dtypes(in, out);
-    signature->name_count = (int32_t)read_word(in, 0, DLB_MAX_NAMES, "names");
-    signature->pack_count = (int32_t)read_word(in, 0, DLB_MAX_PACKS, "packs");
+    signature->name_count = (int32_t)read_word(in, 0, DLB_MOST_NAMES, "names");
+    signature->pack_count = (int32_t)read_word(in, 0, DLB_MOST_NAMES, "packs");
     signature->input_count = read_parameters(in, out, 0, false);
     signature->result_count = read_parameters(in, out, signature->input_count, true);
     signature->scalar_count = read_length(in, 0, DLB_MAX_SCALARS, "scalars");
     for (int32_t i = 0; i < signature->scalar_count && in->fault == NULL; i++)
         read_scalar(in, signature, &out->scalars[i]);
     read_solutions(in, out);
+    signature->is_large =
+        signature->input_count + signature->result_count > DLB_MAX_TENSORS ||
+        signature->name_count > DLB_MAX_NAMES || signature->pack_count > DLB_MAX_PACKS;
 }
 
 dlb_signature *dlb_parse_signature(PyObject *encoded) {
     reader in;
     if (open_reader(&in, encoded) < 0)
         return NULL;
-    size_t count = (size_t)in.count;
+    /* By the words that each has at least: a tuple counts as one. One more is begun
+     * where the words end too early. */
+    size_t words = (size_t)in.count;
+    size_t count[] = {words / 3 + 1, words / 4 + 1, words / 2 + 1, words / 2 + 1,
+                      words + 1};
     tables *out =
-        calloc(1, sizeof *out + count * (sizeof *out->dims + sizeof *out->steps +
-                                         sizeof *out->keys));
+        calloc(1, sizeof *out + count[0] * sizeof *out->parameters +
+                      count[1] * sizeof *out->solutions + count[2] * sizeof *out->dims +
+                      count[3] * sizeof *out->steps + count[4] * sizeof *out->keys);
     if (out == NULL) {
         free(in.words);
         return (dlb_signature *)PyErr_NoMemory();
     }
-    out->dims = (dlb_dim *)(out + 1);
-    out->steps = (dlb_step *)(out->dims + count);
-    out->keys = (uint32_t *)(out->steps + count);
+    out->parameters = (dlb_parameter *)(out + 1);
+    out->dims = (dlb_dim *)(out->parameters + count[0]);
+    out->steps = (dlb_step *)(out->dims + count[2]);
+    out->solutions = (dlb_solution *)(out->steps + count[3]);
+    out->keys = (uint32_t *)(out->solutions + count[1]);
     out->signature.parameters = out->parameters;
     out->signature.dtypes = out->dtypes;
     out->signature.scalars = out->scalars;

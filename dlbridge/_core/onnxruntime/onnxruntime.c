@@ -713,9 +713,9 @@ static int run_proved(ort_call *call, const ort_node *node, const ort_proof *pro
         if (make_known_output(call, i, &proof->tensors[i]) < 0)
             return -1;
     frame->tensor_count = proof->count;
-    frame->written = (UINT32_MAX >> (DLB_MAX_TENSORS - proof->count)) &
-                     ~((UINT32_C(1) << frame->input_count) - 1);
-    if (lies_well(call, proof, frame->written))
+    *frame->written = (UINT32_MAX >> (DLB_MAX_TENSORS - proof->count)) &
+                      ~((UINT32_C(1) << frame->input_count) - 1);
+    if (lies_well(call, proof, *frame->written))
         return dlb_frame_invoke(call->kernel, kernel->target, frame) == 0 ? 1 : -1;
     return dlb_frame_bind(call->kernel, frame) == 0 &&
                    dlb_frame_run(call->kernel, frame) == 0

@@ -101,11 +101,13 @@ typedef struct {
     _Atomic(dlb_entry *) entry; /* NULL until somebody has wrapped the kernel */
     char *name;
     dlb_scalar *scalars;
-    uint32_t absent;     /* bit i: tensor i of the schema is left out */
-    uint32_t batched;    /* bit i: tensor i is a batch; 0: one call of the kernel */
-    uint8_t input_count; /* of tensors, those that are left out included */
-    uint8_t scalar_count, traced_count, output_count;
-    uint8_t outputs[DLB_MAX_TENSORS]; /* TensorFlow's numbers of their dtypes */
+    uint32_t *absent;    /* tensors of the schema that are left out */
+    uint32_t *batched;   /* tensors that are batches */
+    bool is_batch;       /* there are such; else it is one call of the kernel */
+    int16_t input_count; /* of tensors, those that are left out included */
+    int16_t output_count;
+    uint8_t scalar_count, traced_count;
+    uint8_t *outputs; /* TensorFlow's numbers of their dtypes */
     uint32_t traced; /* bit i: the value of scalar i is one of the node's last inputs */
     char *text;      /* the attribute that the scalars were read from */
 } tf_node;
@@ -204,50 +206,70 @@ static int read_scalars(tf_node *node) {
     return 0;
 }
 
-/* One '0' or '1' for each tensor: the bits of those that have `mark`. Returns how many
- * characters there are, or -1. */
-static int read_marks(const char *text, char mark, uint32_t *bits) {
+/* One '0' or '1' for each of `count` tensors, or no text at all: the set of those that
+ * have `mark`. Returns how many there are, or -1. */
+static int read_marks(const char *text, char mark, int32_t count, uint32_t **set) {
     size_t length = strlen(text);
-    if (length > DLB_MAX_TENSORS || (length > 0 && !consists_of(text, "01")))
+    int found = 0;
+    *set = calloc((size_t)dlb_set_words(count) + 1, sizeof **set);
+    if (*set == NULL ||
+        (length > 0 && (length != (size_t)count || !consists_of(text, "01"))))
         return -1;
     for (size_t i = 0; i < length; i++)
-        *bits |= (uint32_t)(text[i] == mark) << i;
-    return (int)length;
+        if (text[i] == mark) {
+            dlb_set_add(*set, (int64_t)i);
+            found++;
+        }
+    return found;
+}
+
+static int32_t count_marks(const char *text, char mark) {
+    int32_t count = 0;
+    for (; *text != 0; text++)
+        count += *text == mark;
+    return count;
 }
 
 /* No marks at all: all tensors are there, and none is a batch. */
 static int read_tensors(tf_node *node, const char *present, const char *batched,
                         int32_t given) {
-    int length = read_marks(present, '0', &node->absent);
-    int marked = read_marks(batched, '1', &node->batched);
-    if (length < 0 || marked < 0 || given < node->traced_count)
+    if (given < node->traced_count || given > DLB_MOST_TENSORS ||
+        strlen(present) > DLB_MOST_TENSORS)
         return -1;
-    int tensors = given - node->traced_count + __builtin_popcount(node->absent);
-    if (tensors > DLB_MAX_TENSORS || (length != 0 && length != tensors) ||
-        (marked != 0 && marked != tensors) || (node->batched & node->absent) != 0)
+    int32_t tensors = given - node->traced_count + count_marks(present, '0');
+    int absent = read_marks(present, '0', tensors, &node->absent);
+    int marked = read_marks(batched, '1', tensors, &node->batched);
+    if (tensors > DLB_MOST_TENSORS || absent < 0 || marked < 0)
         return -1;
-    node->input_count = (uint8_t)tensors;
+    for (int32_t i = 0; i < dlb_set_words(tensors); i++)
+        if ((node->batched[i] & node->absent[i]) != 0)
+            return -1;
+    node->is_batch = marked > 0;
+    node->input_count = (int16_t)tensors;
     return 0;
 }
 
 static int read_outputs(dlb_tf_handle construction, tf_node *node,
                         dlb_tf_handle status) {
     int32_t count = 0, bytes = 0;
-    int numbers[DLB_MAX_TENSORS];
     dlb_tf.OpKernelConstruction_GetAttrSize(construction, "Tout", &count, &bytes,
                                             status);
-    if (dlb_tf.GetCode(status) != DLB_TF_OK || count < 0 || count > DLB_MAX_TENSORS)
+    if (dlb_tf.GetCode(status) != DLB_TF_OK || count < 0 || count > DLB_MOST_TENSORS)
         return -1;
-    dlb_tf.OpKernelConstruction_GetAttrTypeList(construction, "Tout", numbers, count,
-                                                status);
-    if (dlb_tf.GetCode(status) != DLB_TF_OK)
-        return -1;
-    for (int32_t i = 0; i < count; i++)
+    int *numbers = calloc((size_t)count + 1, sizeof *numbers);
+    node->outputs = calloc((size_t)count + 1, sizeof *node->outputs);
+    if (numbers != NULL && node->outputs != NULL)
+        dlb_tf.OpKernelConstruction_GetAttrTypeList(construction, "Tout", numbers,
+                                                    count, status);
+    bool is_read =
+        numbers != NULL && node->outputs != NULL && dlb_tf.GetCode(status) == DLB_TF_OK;
+    for (int32_t i = 0; is_read && i < count; i++)
         node->outputs[i] = numbers[i] > 0 && numbers[i] < DLB_TF_DTYPES
                                ? (uint8_t)numbers[i]
                                : 0; /* no dtype */
-    node->output_count = (uint8_t)count;
-    return 0;
+    free(numbers);
+    node->output_count = (int16_t)count;
+    return is_read ? 0 : -1;
 }
 
 static int read_attributes(dlb_tf_handle construction, tf_node *node,
@@ -279,6 +301,9 @@ static void free_node(void *state) {
     free(node->name);
     free(node->text);
     free(node->scalars);
+    free(node->absent);
+    free(node->batched);
+    free(node->outputs);
     dlb_count_live(nodes, -1);
     free(node);
 }
@@ -326,15 +351,18 @@ typedef struct {
     dlb_tf_handle context, status;
     const tf_node *node;
     const dlb_kernel *kernel;
-    int8_t inputs[DLB_MAX_TENSORS]; /* the op's input of each of the kernel's */
-    int32_t input_count;            /* those that were dealt with */
-    dlb_tf_handle held[DLB_MAX_TENSORS];
-    int64_t size;                   /* of the batch; -1: no batched input yet */
-    int64_t steps[DLB_MAX_TENSORS]; /* bytes from one element to the next; batches only
-                                     */
-    int32_t held_count, dim_count;
-    int64_t dims[DIMS_ROOM];
+    int16_t *inputs;     /* the op's input of each of the kernel's */
+    int32_t input_count; /* those that were dealt with */
+    dlb_tf_handle *held;
+    int64_t size;   /* of the batch; -1: no batched input yet */
+    int64_t *steps; /* bytes from one element to the next; batches only */
+    int32_t held_count, dim_count, dim_room;
+    int64_t *dims;
     dlb_frame frame;
+    void *large; /* where the arrays lie that the pointers have; NULL: here */
+    int16_t own_inputs[DLB_MAX_TENSORS];
+    dlb_tf_handle own_held[DLB_MAX_TENSORS];
+    int64_t own_steps[DLB_MAX_TENSORS], own_dims[DIMS_ROOM];
 } tf_call;
 
 static _Thread_local dlb_error *listener;
@@ -396,7 +424,8 @@ static int fail_batch(tf_call *call) {
 
 /* Room for a shape and strides. */
 static int64_t *take_dims(tf_call *call, int32_t ndim) {
-    if (ndim < 0 || ndim > DLB_MAX_NDIM || call->dim_count + 2 * ndim > DIMS_ROOM) {
+    if (ndim < 0 || ndim > DLB_MAX_NDIM ||
+        call->dim_count + 2 * ndim > call->dim_room) {
         dlb_frame_fail(&call->frame, DLB_ERROR_VALUE,
                        "%s: the arguments have too many dimensions", call->node->name);
         return NULL;
@@ -437,12 +466,12 @@ static int describe_tensor(tf_call *call, dlb_tf_handle handle, DLTensor *tensor
 }
 
 static bool is_mutated(const dlb_kernel *kernel, int32_t index, int32_t count) {
-    return dlb_written_inputs(kernel, count) >> index & 1;
+    return dlb_writes_input(kernel, count, index);
 }
 
 static bool is_batched(const tf_call *call, int32_t index) {
-    return index < call->frame.input_count ? call->node->batched >> index & 1
-                                           : call->node->batched != 0;
+    return index < call->frame.input_count ? dlb_set_has(call->node->batched, index)
+                                           : call->node->is_batch;
 }
 
 /* Leave the first element of a batch, whose tensor has a whole number of bytes. */
@@ -472,11 +501,11 @@ static int take_input(tf_call *call, int32_t index, int input, bool mutated) {
     dlb_tf.GetInput(call->context, input, &handle, call->status);
     if (!status_ok(call))
         return fail_by_status(call);
-    call->inputs[index] = (int8_t)input;
+    call->inputs[index] = (int16_t)input;
     int failed = describe_tensor(call, handle, &call->frame.tensors[index]);
-    if (failed == 0 && (call->node->batched >> index & 1))
+    if (failed == 0 && dlb_set_has(call->node->batched, index))
         failed = take_batch(call, index);
-    else if (failed == 0 && mutated && call->node->batched != 0)
+    else if (failed == 0 && mutated && call->node->is_batch)
         failed = fail_batch(call);
     if (mutated) /* else it would count as needed by somebody; the context keeps it */
         dlb_tf.DeleteTensor(handle);
@@ -494,7 +523,7 @@ static int take_inputs(tf_call *call) {
     for (int32_t i = 0; i < count; i++) {
         bool mutated = is_mutated(call->kernel, i, count);
         call->frame.flags[i] = mutated ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
-        if (call->node->absent >> i & 1)
+        if (dlb_set_has(call->node->absent, i))
             call->frame.tensors[i] = (DLTensor){.ndim = -1, .device = {kDLCPU, 0}};
         else if (take_input(call, i, next++, mutated) < 0)
             return -1;
@@ -560,7 +589,7 @@ static int describe_result(tf_call *call, int32_t result) {
         return dlb_frame_refuse(call->kernel, frame, 0, "mismatch", -1);
     if (!is_output(call, result, dtype))
         return fail_stale(call);
-    bool batched = call->node->batched != 0;
+    bool batched = call->node->is_batch;
     if ((dims = take_dims(call, ndim + batched)) == NULL)
         return -1;
     *dims = call->size;
@@ -683,8 +712,8 @@ static int run_batch(tf_call *call) {
 /* Calls inside a Python kernel are not for the listener of this op. */
 static int run_unheard(tf_call *call) {
     dlb_error *before = dlb_tf_listen(NULL);
-    int failed = call->node->batched == 0 ? dlb_frame_run(call->kernel, &call->frame)
-                                          : run_batch(call);
+    int failed = call->node->is_batch ? run_batch(call)
+                                      : dlb_frame_run(call->kernel, &call->frame);
     dlb_tf_listen(before);
     return failed;
 }
@@ -698,15 +727,45 @@ static dlb_entry *find_entry(tf_node *node) {
     return entry;
 }
 
+static void start(tf_call *call) {
+    call->held_count = call->dim_count = 0;
+    call->size = -1;
+    call->inputs = call->own_inputs;
+    call->held = call->own_held;
+    call->steps = call->own_steps;
+    call->dims = call->own_dims;
+    call->dim_room = DIMS_ROOM;
+    call->large = NULL;
+    dlb_frame_start(&call->frame, "tf.Tensor");
+}
+
+/* For a large kernel: one block for all arrays. */
+static int make_room(tf_call *call) {
+    enum { EACH_DIMS = 32 };
+    dlb_frame *frame = &call->frame;
+    if (dlb_frame_fit(call->kernel, frame) < 0 || frame->large == NULL)
+        return frame->error.kind == DLB_ERROR_NONE ? 0 : -1;
+    size_t count = (size_t)frame->room, dims = DIMS_ROOM + count * EACH_DIMS;
+    call->large = malloc((dims + count) * sizeof *call->dims +
+                         count * sizeof *call->held + count * sizeof *call->inputs);
+    if (call->large == NULL)
+        return dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: out of memory",
+                              call->node->name);
+    call->dims = call->large;
+    call->steps = call->dims + dims;
+    call->held = (dlb_tf_handle *)(call->steps + count);
+    call->inputs = (int16_t *)(call->held + count);
+    call->dim_room = (int32_t)dims;
+    return 0;
+}
+
 static void run(void *state, dlb_tf_handle context) {
     tf_node *node = state;
     tf_call call; /* large: each part is set when it is used */
     call.context = context;
     call.node = node;
-    call.held_count = call.dim_count = 0;
-    call.size = -1;
+    start(&call);
     call.status = dlb_tf.NewStatus();
-    dlb_frame_start(&call.frame, "tf.Tensor");
     dlb_entry *entry = find_entry(node);
     call.kernel = entry != NULL ? dlb_entry_pin(entry) : NULL;
     if (call.kernel == NULL) {
@@ -718,7 +777,7 @@ static void run(void *state, dlb_tf_handle context) {
             dlb_show_name(shown, sizeof shown, node->name, strlen(node->name)));
         report_failure(&call, 1);
     } else {
-        if (take_inputs(&call) < 0 || take_scalars(&call) < 0 ||
+        if (make_room(&call) < 0 || take_inputs(&call) < 0 || take_scalars(&call) < 0 ||
             dlb_frame_bind(call.kernel, &call.frame) < 0 ||
             prepare_outputs(&call) < 0 || run_unheard(&call) < 0)
             report_failure(&call, 0);
@@ -727,6 +786,8 @@ static void run(void *state, dlb_tf_handle context) {
     for (int32_t i = 0; i < call.held_count; i++)
         dlb_tf.DeleteTensor(call.held[i]);
     dlb_tf.DeleteStatus(call.status);
+    free(call.large);
+    dlb_frame_end(&call.frame);
 }
 
 /* ---- registration ---- */

@@ -280,7 +280,8 @@ static int check_kernel(operator_call *call, const operator_layout *layout,
         return dlb_frame_fail(frame, DLB_ERROR_KERNEL,
                               "%s: no kernel of this name is registered any more",
                               dlb_entry_name(layout->entry));
-    bool fits = signature != NULL && signature->input_count == frame->input_count &&
+    bool fits = signature != NULL && !signature->is_large &&
+                signature->input_count == frame->input_count &&
                 (uint64_t)signature->result_count == results &&
                 signature->scalar_count == frame->scalar_count &&
                 has_same_letters(layout, signature);
@@ -808,7 +809,9 @@ static PyObject *call_batch(PyObject *Py_UNUSED(module), PyObject *const *args,
     Py_ssize_t size = PyLong_AsSsize_t(args[1]), step_count = PyTuple_GET_SIZE(args[2]);
     if (size == -1 && PyErr_Occurred())
         return NULL;
-    if (size < 1 || step_count > DLB_MAX_TENSORS)
+    if (step_count > DLB_MAX_TENSORS)
+        Py_RETURN_FALSE;
+    if (size < 1)
         return PyErr_Format(PyExc_ValueError,
                             "torch_call_batch: %zd elements, %zd steps", size,
                             step_count);

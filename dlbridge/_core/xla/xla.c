@@ -220,7 +220,8 @@ typedef struct {
     const dlb_kernel *kernel; /* of run_kernel */
     DLDevice device;
     const dlb_xla_span *kernel_name, *layout;
-    uint32_t mutated, missing; /* bit i: input i is written, was left out */
+    uint32_t *mutated, *missing; /* inputs that are written, that were left out */
+    uint32_t few[2];             /* where the two lie, but for large kernels */
     int32_t mutated_count;
     bool is_eager;
     int64_t *room, *room_end; /* for strides and strings: `first_room`, or `heap` */
@@ -484,10 +485,10 @@ static const char *check_buffer(const xla_run *run, const dlb_xla_buffer *buffer
 static int add_tensor(xla_run *run, const dlb_xla_buffer *buffer, uint64_t flags) {
     dlb_frame *frame = &run->frame;
     int index = frame->tensor_count;
-    if (index == DLB_MAX_TENSORS)
+    if (index == frame->room)
         return dlb_frame_fail(frame, DLB_ERROR_VALUE,
                               "dlbridge: more than %d tensors in a call from XLA",
-                              DLB_MAX_TENSORS);
+                              (int)frame->room);
     if (find_dtype(buffer->dtype) == 0)
         return dlb_frame_fail(frame, DLB_ERROR_TYPE,
                               "dlbridge: tensor %d has XLA's type number %d, which "
@@ -524,7 +525,7 @@ static int add_mutated(xla_run *run, const dlb_xla_buffer *buffer) {
                               "dlbridge: fewer results than tensors in place");
     if (add_tensor(run, buffer, 0) < 0)
         return -1;
-    run->mutated |= 1u << index;
+    dlb_set_add(run->mutated, index);
     run->mutated_count++;
     return 0;
 }
@@ -536,7 +537,7 @@ static int check_mutated(xla_run *run) {
     int64_t next = results->count - run->mutated_count;
     for (int i = 0; i < frame->input_count; i++) {
         const DLTensor *tensor = &frame->tensors[i];
-        if (!(run->mutated >> i & 1))
+        if (!dlb_set_has(run->mutated, i))
             continue;
         const dlb_xla_buffer *result = results->buffers[next++];
         size_t nbytes = (size_t)tensor->ndim * sizeof *tensor->shape;
@@ -558,7 +559,7 @@ static int move_mutated(xla_run *run) {
     int64_t next = results->count - run->mutated_count;
     for (int i = 0; i < frame->input_count; i++) {
         DLTensor *tensor = &frame->tensors[i];
-        if (!(run->mutated >> i & 1))
+        if (!dlb_set_has(run->mutated, i))
             continue;
         void *data = results->buffers[next++]->data;
         if (data == tensor->data)
@@ -576,10 +577,10 @@ static int move_mutated(xla_run *run) {
 
 static int add_missing(xla_run *run) {
     dlb_frame *frame = &run->frame;
-    if (frame->tensor_count == DLB_MAX_TENSORS)
+    if (frame->tensor_count == frame->room)
         return dlb_frame_fail(frame, DLB_ERROR_VALUE, "dlbridge: too many tensors");
     frame->tensors[frame->tensor_count] = (DLTensor){.ndim = -1, .device = run->device};
-    run->missing |= 1u << frame->tensor_count;
+    dlb_set_add(run->missing, frame->tensor_count);
     frame->flags[frame->tensor_count++] = 0;
     return 0;
 }
@@ -963,12 +964,22 @@ static void *unknown_kernel(const dlb_xla_call *call, const dlb_xla_span *name) 
 
 /* ---- one call ---- */
 
+static bool agree_on_written(const dlb_kernel *kernel, const xla_run *run) {
+    int32_t count = run->frame.input_count;
+    if (count <= 32)
+        return (dlb_written_inputs(kernel, count) & ~*run->missing) == *run->mutated;
+    for (int32_t i = 0; i < count; i++)
+        if (dlb_set_has(run->mutated, i) !=
+            (dlb_writes_input(kernel, count, i) && !dlb_set_has(run->missing, i)))
+            return false;
+    return true;
+}
+
 /* A program may have been made with another schema than the kernel has now. */
 static int check_program(const dlb_kernel *kernel, xla_run *run) {
     const dlb_signature *signature = kernel->signature;
     dlb_frame *frame = &run->frame;
     int results = frame->tensor_count - frame->input_count;
-    uint32_t written = dlb_written_inputs(kernel, frame->input_count);
     if (signature != NULL && (frame->input_count != signature->input_count ||
                               results != signature->result_count ||
                               frame->scalar_count > signature->scalar_count))
@@ -979,7 +990,7 @@ static int check_program(const dlb_kernel *kernel, xla_run *run) {
             "the kernel of this name takes %d, %d and %d; trace and export it again",
             kernel->name, frame->input_count, results, frame->scalar_count,
             signature->input_count, signature->result_count, signature->scalar_count);
-    if ((written & ~run->missing) != run->mutated)
+    if (!agree_on_written(kernel, run))
         return dlb_frame_fail(frame, DLB_ERROR_VALUE,
                               "%s: the compiled program and the kernel of this name do "
                               "not agree on which "
@@ -1021,7 +1032,9 @@ static inline void start(xla_run *run, const dlb_xla_call *call, DLDeviceType ty
     run->call = call;
     run->device = (DLDevice){type, 0};
     run->kernel_name = run->layout = NULL;
-    run->mutated = run->missing = 0;
+    run->mutated = &run->few[0];
+    run->missing = &run->few[1];
+    run->few[0] = run->few[1] = 0;
     run->mutated_count = 0;
     run->is_eager = false;
     run->heap = NULL;
@@ -1036,13 +1049,28 @@ static inline void fetch_ahead(const dlb_xla_buffers *buffers) {
         __builtin_prefetch(buffers->buffers[i]->dims);
 }
 
+/* For a large kernel. */
+static int make_room(xla_run *run, const dlb_kernel *kernel) {
+    dlb_frame *frame = &run->frame;
+    if (dlb_frame_fit(kernel, frame) < 0 || frame->large == NULL)
+        return frame->error.kind == DLB_ERROR_NONE ? 0 : -1;
+    size_t words = (size_t)dlb_set_words(frame->room);
+    run->mutated = (uint32_t *)get_room(run, 2 * words * sizeof *run->mutated);
+    if (run->mutated == NULL)
+        return -1;
+    run->missing = run->mutated + words;
+    memset(run->mutated, 0, 2 * words * sizeof *run->mutated);
+    return 0;
+}
+
 static int run_kernel(const dlb_kernel *kernel, xla_run *run) {
     int status;
     run->kernel = kernel;
     if (run_cached(run, kernel, &status))
         return status;
-    if (read_operands(run) < 0 || check_program(kernel, run) < 0 ||
-        check_mutated(run) < 0 || dlb_frame_bind(kernel, &run->frame) < 0 ||
+    if (make_room(run, kernel) < 0 || read_operands(run) < 0 ||
+        check_program(kernel, run) < 0 || check_mutated(run) < 0 ||
+        dlb_frame_bind(kernel, &run->frame) < 0 ||
         dlb_frame_check_results(kernel, &run->frame) < 0 || move_mutated(run) < 0)
         return -1;
     status = dlb_frame_run(kernel, &run->frame);
@@ -1074,6 +1102,7 @@ static void *execute(const dlb_xla_call *call, DLDeviceType device_type) {
     if (kernel != NULL)
         dlb_entry_unpin(entry, kernel);
     free_room(&run);
+    dlb_frame_end(&run.frame);
     return error;
 }
 

@@ -17,7 +17,7 @@ from dlbridge.kernels.schema.bind import refusal
 from dlbridge.kernels.schema.model import Schema, find_flaw
 from dlbridge.kernels.schema.parts import (
     EACH,
-    MAX_TENSORS,
+    MAX_CALL_TENSORS,
     Dim,
     Parameter,
     Part,
@@ -186,9 +186,9 @@ def _check_count(
     schema: Schema, counts: Sequence[int | None], results: Sequence[int | None]
 ) -> None:
     total = sum([1 if count is None else count for count in (*counts, *results)])
-    if total > MAX_TENSORS:
+    if total > MAX_CALL_TENSORS:
         raise ArgumentError(
-            f"{schema.qualified}: a call has at most {MAX_TENSORS} tensors, results included, and "
+            f"{schema.qualified}: a call has at most {MAX_CALL_TENSORS} tensors, with results, and "
             f"this one has {total}: {_sizes(schema, counts)}; call it with parts of the lists"
         )
 

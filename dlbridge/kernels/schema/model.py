@@ -25,8 +25,9 @@ from dlbridge.kernels.schema.parse import Parser, parse_expression
 from dlbridge.kernels.schema.parts import (
     EACH,
     LIST_KINDS,
+    MAX_CALL_NAMES,
+    MAX_CALL_TENSORS,
     MAX_DTYPES,
-    MAX_ELEMENT_PACKS,
     MAX_EXTENT,
     MAX_LISTED,
     MAX_LISTS,
@@ -460,7 +461,7 @@ def find_flaw(
     """Return the first thing that is wrong, or None; see `Schema` for `elements`."""
     parts = parameters, results
     flaws = itertools.chain(
-        _check_counts(*parts),
+        _check_counts(*parts, elements),
         _check_names(*parts, elements),
         *[
             check(*parts)
@@ -558,11 +559,14 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and bool(_NAME.fullmatch(name)) and not iskeyword(name)
 
 
-def _check_counts(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
+def _check_counts(
+    parameters: tuple[Parameter, ...], results: tuple[Result, ...], elements: bool
+) -> Iterator[Flaw]:
     """Other checks compare parts with each other, so there must not be too many."""
     tensors = sum([part.is_tensor for part in parameters])
+    limit = MAX_CALL_TENSORS if elements else MAX_TENSORS
     counts = (
-        (tensors + len(results), MAX_TENSORS, "tensors, results included"),
+        (tensors + len(results), limit, "tensors, results included"),
         (len(parameters) - tensors, MAX_SCALARS, "scalars"),
         (sum([part.kind in LIST_KINDS for part in parameters]), MAX_LISTS, "lists of numbers"),
     )
@@ -677,8 +681,8 @@ def _check_many(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) 
         if isinstance(part, Parameter) and (part.optional or part.default is not MISSING):
             yield Flaw(f"{part.name!r} is a list of tensors, which may be empty, not None", index)
         name = str(part.many.value)
-        if part.many.kind == "constant" and not 0 <= int(part.many.value) <= MAX_TENSORS:
-            yield Flaw(f"{part.name!r} has {name} tensors: at most {MAX_TENSORS}", index)
+        if part.many.kind == "constant" and not 0 <= int(part.many.value) <= MAX_CALL_TENSORS:
+            yield Flaw(f"{part.name!r} has {name} tensors: at most {MAX_CALL_TENSORS}", index)
         if part.many.kind == "name" and (name in scalars or name in found.packs):
             what = "an argument" if name in scalars else "a pack"
             yield Flaw(f"{name!r} is the length of {part.name!r}, and {what} as well", index)
@@ -775,8 +779,8 @@ def _check_limits(
     for name in set(found.names) & set(found.packs):
         yield Flaw(f"{name!r} is a dimension and a pack", None)
     counts = (
-        (len(found.names), MAX_NAMES, "named dimensions"),
-        (len(found.packs), MAX_ELEMENT_PACKS if elements else MAX_PACKS, "packs"),
+        (len(found.names), MAX_CALL_NAMES if elements else MAX_NAMES, "named dimensions"),
+        (len(found.packs), MAX_CALL_NAMES if elements else MAX_PACKS, "packs"),
         (len(found.dtypes), MAX_DTYPES, "different dtypes and sets"),
     )
     yield from _exceeded(counts)

@@ -35,6 +35,7 @@ from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
     EACH,
     LIST_KINDS,
+    MAX_CALL_TENSORS,
     MAX_LISTED,
     MAX_NESTED,
     MAX_OPERANDS,
@@ -416,7 +417,7 @@ class Parser:
             many = Dim("name", reader.advance().text)
         elif token.kind == "number" and token.text.isdecimal():
             many = Dim("constant", self._number(reader.advance().text, token, int))
-            self._limit(int(many.value), MAX_TENSORS, "tensors in a list", token)
+            self._limit(int(many.value), MAX_CALL_TENSORS, "tensors in a list", token)
         else:
             many = Dim("any")
         if not reader.accept("]"):

@@ -24,12 +24,13 @@ from dlbridge.exchange import protocol
 from dlbridge.signals import is_from_handler
 
 # Those of kernel.h.
-MAX_TENSORS = 32
+MAX_TENSORS = 32  # of a schema as it is written, where a list counts as one
+MAX_CALL_TENSORS = 4096  # of a call, with all tensors of its lists
 MAX_SCALARS = 16
 MAX_NAMES = 32
 MAX_PACKS = 4
 MAX_DTYPES = 16
-MAX_ELEMENT_PACKS = 32  # of a call, where each tensor of a list has its own
+MAX_CALL_NAMES = 65536  # dimensions and packs of a call, where each tensor has its own
 MAX_LISTS = 8  # arguments that are lists of numbers
 MAX_LISTED = 64  # numbers in one of them
 
