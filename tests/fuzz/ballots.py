@@ -82,7 +82,7 @@ class _Over:
 
     mpi = payloads = SimpleNamespace(BYTE=None, Status=SimpleNamespace, PROC_NULL=-1)
 
-    def wait(self) -> Any:
+    def wait_or_cancel(self, _timeout: float | None) -> Any:
         """Take in what is late, and then an empty message: requests of MPI must end."""
         try:
             while True:

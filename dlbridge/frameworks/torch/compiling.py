@@ -26,13 +26,9 @@ from dlbridge._core import native
 from dlbridge.exchange import exchange, trees
 from dlbridge.frameworks import conversions
 
-try:
-    from torch._dynamo.comptime import comptime
-    from torch._dynamo.source import NumpyTensorSource
-
-    _TRACKS_ARRAYS = True
-except ImportError:  # insides of torch: without them, all arrays need readonly="share"
-    _TRACKS_ARRAYS = False
+# Insides of dynamo, which `register` finds; without them, all arrays need readonly="share".
+_comptime: Any = None  # calls a function while dynamo traces
+_FromOutside: Any = None  # where arrays come from that are given to a compiled function
 
 _TELLS_REASONS = "reason" in inspect.signature(torch.compiler.disable).parameters  # since 2.7
 
@@ -57,7 +53,7 @@ def _stays(to: object, x: Any, policies: dict[str, Any]) -> bool:
     if to != "torch":
         return False
     if type(x) is numpy.ndarray:
-        return policies == {"readonly": "share"} or (_TRACKS_ARRAYS and not policies)
+        return policies == {"readonly": "share"} or (_comptime is not None and not policies)
     return not policies and type(x) is torch.Tensor
 
 
@@ -68,7 +64,7 @@ def _traced(to: object, x: Any, policies: dict[str, Any]) -> Any:
     if type(x) is torch.Tensor:
         return x
     if not policies:
-        comptime(_end_graph_at_arrays_from_outside)
+        _comptime(_end_graph_at_arrays_from_outside)
     return torch.from_numpy(x)
 
 
@@ -97,7 +93,7 @@ def _is_made_in_graph(node: torch.fx.Node) -> bool:
         nodes += node.all_input_nodes
         if node.op == "placeholder":
             source = node.meta["grapharg"].source if "grapharg" in node.meta else None
-            made = source is not None and not isinstance(source, NumpyTensorSource)
+            made = source is not None and not isinstance(source, _FromOutside)
         else:
             name = getattr(node.target, "__name__", "").removeprefix("wrapped_")
             made = node.op in ("call_function", "call_method") and name not in _PROTECTING
@@ -195,10 +191,21 @@ def _skip(function: Callable[..., Any]) -> None:
         frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
 
 
+def _find_insides() -> None:
+    global _comptime, _FromOutside
+    try:
+        from torch._dynamo.comptime import comptime
+        from torch._dynamo.source import NumpyTensorSource
+    except ImportError:
+        return
+    _comptime, _FromOutside = comptime, NumpyTensorSource
+
+
 def register() -> None:
     """Tell dynamo of the calls; torch before 2.6 traces none of them."""
     if not hasattr(torch.compiler, "substitute_in_graph"):
         return
+    _find_insides()
     _substitute_converters()
     _substitute_convert()
     _substitute_breaking("from_dlpack", native.from_dlpack)
