@@ -1096,6 +1096,41 @@ class Reduction:
     def __new__(cls, call: bytes, ufunc: Any, types: tuple[int, ...]) -> Self: ...
 
 @final
+class TreePlan:
+    """How trees are reduced that are made as `tree` is: of plain containers, with tensors of the
+    same shapes and dtypes in the same places. `leaves`: its tensors, each once, `tensors`: as they
+    are sent; `call`: the digest of the call with its `arguments`; `mean`: results are divided.
+    """
+
+    def __new__(
+        cls,
+        tree: Any,
+        leaves: list[Any],
+        tensors: list[TensorBase],
+        call: bytes,
+        arguments: str,
+        reduction: Reduction,
+        mean: bool,
+    ) -> Self: ...
+    @property
+    def is_plain(self) -> bool: ...
+    def fits(self, peers: Peers, /) -> bool: ...
+
+@final
+class TreeBallot:
+    """A Ballot of a call with a tree, whose tensors are reduced once all agree."""
+
+    def __new__(cls, peers: Peers, plan: TreePlan, tensors: list[TensorBase]) -> Self: ...
+    @property
+    def agreed(self) -> bool: ...
+    @property
+    def arguments(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    def advance(self) -> bool: ...
+    def results(self) -> list[TensorBase]: ...
+
+@final
 class Posted:
     """A message under way, with large contents in a message of their own.
 

@@ -265,7 +265,8 @@ static int start_types(PyObject *module) {
                                    &dlb_BallotType,         &dlb_ReductionType,
                                    &dlb_QuickType,          &dlb_PostedType,
                                    &dlb_CollectiveType,     &dlb_BegunType,
-                                   &dlb_TorchMemoryType,    &dlb_TorchHoldType};
+                                   &dlb_TorchMemoryType,    &dlb_TorchHoldType,
+                                   &dlb_TreePlanType,       &dlb_TreeBallotType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

@@ -137,6 +137,7 @@ GOING_ON.update(
     barrier=collectives.ibarrier,
     bcast=_going_on(collectives.ibcast, out=None),
     allreduce=_going_on(collectives.iallreduce),
+    **{"allreduce of a tree": buckets.go_on_reducing},
     reduce=_going_on(collectives.ireduce, out=None),
     reduce_scatter=_going_on(collectives.ireduce_scatter),
     allgather=_going_on(collectives.iallgather),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
@@ -82,7 +82,15 @@ class Ballot:
         return self.state.payload
 
 
-def agree(channel: Channel, operation: Operation, ballot: Ballot) -> Steps:
+class TreeCall(NamedTuple):
+    """A call with a tree that C makes, as a Ballot."""
+
+    said: tuple[str, None, str]
+    state: native.TreeBallot
+    error: None = None
+
+
+def agree(channel: Channel, operation: Operation, ballot: Ballot | TreeCall) -> Steps:
     """Merge the ballots of all ranks into each rank's own.
 
     Raises:
@@ -95,11 +103,12 @@ def agree(channel: Channel, operation: Operation, ballot: Ballot) -> Steps:
         yield from _disagree(channel, operation, ballot)
 
 
-def _disagree(channel: Channel, operation: Operation, ballot: Ballot) -> Steps:
+def _disagree(channel: Channel, operation: Operation, ballot: Ballot | TreeCall) -> Steps:
     """Exchange what each rank passed, and raise the same text everywhere."""
     yield from channel.turn(operation)
     name, kind, arguments = ballot.said
-    passed = ", ".join(filter(None, (str(kind), arguments)))
+    is_tree = arguments.startswith("a tree")  # which has no shape and dtype of its own
+    passed = ", ".join(filter(None, ("" if is_tree else str(kind), arguments)))
     said = f"{name}({passed})" if ballot.error is None else str(ballot.error)
     text = said.encode()[:_TEXT].ljust(_TEXT, b"\0")
     texts = bytearray(_TEXT * channel.size)

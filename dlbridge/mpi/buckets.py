@@ -1,31 +1,36 @@
 """Collectives of trees: containers of tensors, such as a state dict, in one call.
 
 The ranks agree once on all tensors. Then each large tensor goes by itself, from where it is; small
-ones of one dtype are packed into buckets, whose results share their memory.
+ones of one dtype are packed, and their results share memory.
+
+An allreduce of dtypes that NumPy has itself is `native.TreeBallot`, which C begins by itself for
+trees of which it has learnt a `native.TreePlan`. Buckets have what MPI moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, DLBridgeError, MPIError
+from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.exchange.trees import tensors_of, with_tensors
 from dlbridge.mpi import reductions
-from dlbridge.mpi.agreement import Ballot, agree, digest
+from dlbridge.mpi.agreement import Ballot, TreeCall, agree, digest
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.collectives import Call, prepare
 from dlbridge.mpi.engine import Operation, Request, Steps
-from dlbridge.mpi.quick import QUICK, learn_call
+from dlbridge.mpi.quick import QUICK, TREE, learn_call
 from dlbridge.mpi.values import Kind
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.values import raw_bytes
 
-_LARGE = 4 * 1024 * 1024  # bytes from which a tensor is sent from where it is
+_LARGE = 64 * 1024  # bytes from which a tensor is sent from where it is
+_MOST_PLANS = 8  # trees that C knows, of each reduction
 _FULL = 16 * 1024 * 1024  # bytes of a bucket: MPI is fastest with few large messages
 _ALIGNED = 64  # bytes: where the tensors of a bucket begin
 
@@ -40,14 +45,12 @@ class Bucket:
         starts: where each of them begins, in bytes.
         source: the compact memory that goes out.
         target: that of the result, None where there is none.
-        ballot: by which the values are reduced, None: MPI does that.
     """
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls
         self.starts: list[int] = []
         self.target: native.TensorBase | None = None
-        self.ballot: Ballot | None = None
         if len(calls) == 1:
             assert calls[0].source is not None
             self.source = calls[0].source.tensor
@@ -110,22 +113,27 @@ class Tree:
         error: why this rank cannot take part.
     """
 
-    def __init__(
-        self, name: str, tree: Any, out: Any, arguments: str, result: Result, gets_result: bool
-    ) -> None:
+    def __init__(self, name: str, tree: Any, out: Any, arguments: str, result: Result) -> None:
         self.name = name
         self.tree = tree
         self.arguments = f"a tree, {arguments}"
         self.error: Exception | None = None
+        self.calls: list[Call] = []
         self.buckets: list[Bucket] = []
         self.order: list[int] = []
         self.nbytes = 0
+        with self.refusing():
+            self._take(out, result)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Note why this rank cannot take part, where that turns out within."""
         try:
-            self._take(out, result, gets_result)
+            yield
         except (DLBridgeError, TypeError, ValueError, MemoryError) as error:
             self.error = error
 
-    def _take(self, out: Any, result: Result, gets_result: bool) -> None:
+    def _take(self, out: Any, result: Result) -> None:
         found = tensors_of(self.tree)
         outs: list[Any] = [None] * len(found)
         if out is not None:
@@ -136,30 +144,34 @@ class Tree:
                     f"first one, {len(found)}, got {len(places)}; make it like that"
                 )
             outs = [x for _, x in places]
-        calls, said = [], []
+        said = []
         for (path, x), to in zip(found, outs, strict=True):
             call = prepare(self.name, x, to, result)
             if call.error is not None:
                 call.error.add_note(f"at {path} of the tree")
                 raise call.error
             assert call.source is not None
-            calls.append(call)
+            self.calls.append(call)
             said.append(f"{path}: {call.source.kind}")
             self.nbytes += call.source.tensor.nbytes
         structure = digest(self.name, "; ".join(said)).hex()[:8]
         self.arguments = (
-            f"a tree of {len(calls)} tensors, {self.nbytes} bytes, with paths, shapes and dtypes "
-            f"{structure}, {self.arguments.removeprefix('a tree, ')}"
+            f"a tree of {len(self.calls)} tensors, {self.nbytes} bytes, with paths, shapes and "
+            f"dtypes {structure}, {self.arguments.removeprefix('a tree, ')}"
         )
-        self._fill(calls)
-        if gets_result:
-            self._allocate()
 
-    def _fill(self, calls: list[Call]) -> None:
+    def fill(self, gets_result: bool) -> None:
+        """Pack small tensors, and allocate the results."""
+        with self.refusing():
+            self._fill()
+            if gets_result:
+                self._allocate()
+
+    def _fill(self) -> None:
         open_buckets: dict[tuple[int, int, int], list[int]] = {}
         plan: list[list[int]] = []
         sizes: dict[int, int] = {}
-        for number, call in enumerate(calls):
+        for number, call in enumerate(self.calls):
             assert call.source is not None
             nbytes, dtype = call.source.tensor.nbytes, call.source.kind.dtype
             if nbytes >= _LARGE or dtype[1] % 8 or _ALIGNED % call.source.tensor.itemsize:
@@ -173,7 +185,7 @@ class Tree:
             members.append(number)
             sizes[id(members)] += nbytes
         for members in plan:
-            self.buckets.append(Bucket([calls[number] for number in members]))
+            self.buckets.append(Bucket([self.calls[number] for number in members]))
             self.order += members
 
     def _allocate(self) -> None:
@@ -194,7 +206,11 @@ class Tree:
         results = (result for bucket in self.buckets for result in bucket.finish())
         for number, result in zip(self.order, results, strict=True):
             made[number] = result
-        return out if out is not None else with_tensors(self.tree, made)
+        return self.made_of(made, out)
+
+    def made_of(self, results: list[Any], out: Any) -> Any:
+        """Return the tree of these results, or `out`, whose tensors they are."""
+        return out if out is not None else with_tensors(self.tree, results)
 
 
 Post = Callable[[Bucket], Any]
@@ -209,21 +225,9 @@ def _run(
     requests = []
     for bucket in tree.buckets:
         operation.kept += [bucket.source, bucket.target]
-        if bucket.ballot is not None:
-            operation.kept.append(bucket.ballot.state)
-            bucket.ballot.state.advance()
-        elif bucket.source.nbytes:
+        if bucket.source.nbytes:
             requests.append(post(bucket))
     over.pass_turn(operation)
-    ballots = [bucket.ballot.state for bucket in tree.buckets if bucket.ballot is not None]
-    under_way = ballots
-    while under_way := [each for each in under_way if not each.advance()]:
-        yield None
-    if not all(each.agreed for each in ballots):
-        raise MPIError(
-            f"{tree.name}: other ranks go on with it in another way; run the same dlbridge on all "
-            "ranks"
-        )
     if requests:
         yield tuple(requests)
     return finish()
@@ -248,13 +252,13 @@ def iallreduce(over: Channel, x: Any, op: str, out: Any) -> Request:
     def dtype_of(bucket: Bucket) -> np.dtype[Any]:
         return reductions.numpy_dtype("allreduce", op, Kind((), bucket.dtype))
 
-    tree = Tree("allreduce", x, out, f"op={op!r}", result, True)
-    try:
+    tree = Tree("allreduce", x, out, f"op={op!r}", result)
+    with tree.refusing():
         reductions.find("allreduce", op)
-        for bucket in tree.buckets if tree.error is None else ():
-            _follow(over, op, bucket, dtype_of(bucket))
-    except (DLBridgeError, MemoryError) as error:
-        tree.error = error
+        if tree.error is None and (plan := _plan(tree, op)).fits(over.peers):
+            return _reduce(over, tree, plan, out)
+    if tree.error is None:
+        tree.fill(gets_result=True)
 
     def post(bucket: Bucket) -> Any:
         kind = Kind((), bucket.dtype)
@@ -276,19 +280,58 @@ def iallreduce(over: Channel, x: Any, op: str, out: Any) -> Request:
     return _start(over, tree, post, finish)
 
 
-def _follow(over: Channel, op: str, bucket: Bucket, dtype: np.dtype[Any]) -> None:
-    """Have the values of a bucket reduced by a ballot, where that is faster."""
-    if not reductions.follow_ballot(over, bucket.source, dtype):
-        return
+def _plan(tree: Tree, op: str) -> native.TreePlan:
+    """Return how a tree is reduced, as far as it can be without MPI; C learns it."""
     key = reductions.known_as(op, None)
     learn_call(key, partial(reductions.quick, op, digest("allreduce", f"op={op!r}")))
-    bucket.source = reductions.aligned(bucket.source)
-    assert bucket.target is not None
-    values = bucket.source, bucket.target, QUICK.calls[key]
-    kind = Kind((bucket.source.size,), bucket.dtype)
-    bucket.ballot = Ballot(
-        over.peers, "allreduce", "a part of a tree", kind, values=values, follows=True
+    leaves = [x for _, x in tensors_of(tree.tree)]
+    tensors = [call.source.tensor for call in tree.calls if call.source is not None]
+    said = digest(tree.name, tree.arguments)
+    plan = native.TreePlan(
+        *(tree.tree, leaves, tensors, said, tree.arguments, QUICK.calls[key], op == "mean")
     )
+    if plan.is_plain:
+        known = QUICK.calls.get((op, TREE), ())
+        QUICK.calls[op, TREE] = (plan, *known[: _MOST_PLANS - 1])
+    return plan
+
+
+def _reduce(over: Channel, tree: Tree, plan: native.TreePlan, out: Any) -> Request:
+    """Begin an allreduce that C makes."""
+    states: list[native.TreeBallot] = []  # one, unless this rank cannot take part
+    with tree.refusing():
+        sources = [reductions.aligned(call.source.tensor) for call in tree.calls if call.source]
+        states.append(native.TreeBallot(over.peers, plan, sources))
+
+    def finish() -> Any:
+        results = zip(tree.calls, states[0].results(), strict=True)
+        return tree.made_of([call.finish(made) for call, made in results], out)
+
+    ballot = _call(states[0]) if states else tree.ballot(over)
+    return _start_reducing(over, ballot, tree.nbytes, finish)
+
+
+def _call(state: native.TreeBallot) -> TreeCall:
+    return TreeCall(("allreduce", None, state.arguments), state)
+
+
+def _start_reducing(
+    over: Channel, ballot: Ballot | TreeCall, nbytes: int, finish: Callable[[], Any]
+) -> Request:
+    operation = over.operation("allreduce")
+    operation.nbytes = nbytes
+
+    def steps() -> Steps:
+        yield from agree(over, operation, ballot)
+        return finish()
+
+    return over.engine.start(operation, over.in_turn(operation, steps()))
+
+
+@begins("allreduce")
+def go_on_reducing(over: Channel, state: native.TreeBallot) -> Request:
+    """Wait for an allreduce that C has begun, and finishes."""
+    return _start_reducing(over, _call(state), state.nbytes, lambda: None)
 
 
 @begins("bcast")
@@ -299,9 +342,11 @@ def ibcast(over: Channel, x: Any, root: int, _: str, out: Any) -> Request:
     def result(kind: Kind) -> Kind:
         return kind
 
-    tree = Tree("bcast", x, out, f"root={root}", result, not is_root or out is not None)
+    tree = Tree("bcast", x, out, f"root={root}", result)
+    with tree.refusing():
+        check_rank("bcast", "root", root, over.size)
     if tree.error is None:
-        tree.error = _refusal("bcast", root, over)
+        tree.fill(not is_root or out is not None)
 
     def post(bucket: Bucket) -> Any:
         memory = bucket.source if is_root else bucket.target
@@ -331,9 +376,11 @@ def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
             raise ArgumentError(f"gather: {kind} has several elements in a byte; convert it first")
         return Kind((over.size, *kind.shape), kind.dtype)
 
-    tree = Tree("gather", x, out if is_root else None, f"root={root}", result, is_root)
+    tree = Tree("gather", x, out if is_root else None, f"root={root}", result)
+    with tree.refusing():
+        check_rank("gather", "root", root, over.size)
     if tree.error is None:
-        tree.error = _refusal("gather", root, over)
+        tree.fill(is_root)
 
     def post(bucket: Bucket) -> Any:
         part, byte = bucket.source.nbytes, over.mpi.BYTE
@@ -344,11 +391,3 @@ def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
         return over.collective.Igather([over.memory(bucket.source), part, byte], received, root)
 
     return _start(over, tree, post, lambda: tree.finish(out) if is_root else None)
-
-
-def _refusal(name: str, root: Any, over: Channel) -> Exception | None:
-    try:
-        check_rank(name, "root", root, over.size)
-    except DLBridgeError as error:
-        return error
-    return None

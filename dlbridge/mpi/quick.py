@@ -25,6 +25,7 @@ GOING_ON: dict[str, Callable[..., Any]] = {}
 ALLGATHER, ALLTOALL, BARRIER = "allgather", "alltoall", "barrier"
 REDUCE_SCATTER = "reduce_scatter"
 GATHER, SCATTER = "gather", "scatter"  # with the root
+TREE = "tree"  # with the op: native.TreePlans
 _MOST = 64  # array types that are known; each stays as long as the process
 
 

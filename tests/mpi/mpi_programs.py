@@ -38,8 +38,10 @@ from dlbridge.errors import (
     UnsupportedTypeError,
 )
 from dlbridge.exchange.trees import tensors_of
+from dlbridge.mpi import buckets as mpi_buckets
 from dlbridge.mpi import matching
 from dlbridge.mpi import messages as mpi_messages
+from dlbridge.mpi import reductions as reductions_of_mpi
 from dlbridge.mpi.buckets import Bucket
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
@@ -395,6 +397,108 @@ def trees() -> None:
     assert [x.tolist() for x in mpi.allreduce([np.ones(2), np.ones(3)])] == [[size] * 2, [size] * 3]
 
 
+def trees_by_c() -> None:
+    """C reduces trees that are made as one that Python has seen, with the same results."""
+    rank, size = mpi.rank(), mpi.size()
+    QUICK.calls.pop(("sum", "tree"), None)
+
+    def make(seed: int) -> dict[str, Any]:
+        tied = values(seed, (7, 3), "float32")
+        return {
+            "small": [values(seed + 1, (5,), "float32"), values(seed + 2, (), "float64")],
+            "large": (values(seed + 3, (300, 300), "float64"), "text", None),
+            "tied": {"a": tied, "b": tied, 3: values(seed + 4, (2, 2), "int8")},
+            "plain": (1, 2.0, ("x",)),
+            "huge": values(seed + 5, (1100, 1000), "float32"),
+            "other": values(seed + 6, (80000,), "complex64"),
+        }
+
+    def check_all(got: Any, tree: Any, op: str) -> None:
+        assert list(got) == list(tree)
+        assert got["plain"] is tree["plain"]
+        assert got["tied"]["a"] is got["tied"]["b"]
+        assert got["large"][1:] == ("text", None)
+        for (_, x), (_, source) in zip(tensors_of(got), tensors_of(tree), strict=True):
+            check(x, mpi.allreduce(source, op))
+
+    for op in ("sum", "prod"):
+        tree = make(rank)
+        assert QUICK.allreduce(tree, op, None) is False
+        check_all(mpi.allreduce(tree, op), tree, op)
+        for late in (None, *range(size)):  # what takes long is waited for in Python
+            tree = make(rank + 10)
+            if late == rank:
+                pause(0.003)
+            got = QUICK.allreduce(tree, op, None) if rank != 1 else mpi.allreduce(tree, op)
+            check_all(got, tree, op)
+    tree, out = make(rank), make(rank + 20)
+    expected = mpi.allreduce(tree)
+    assert QUICK.allreduce(tree, "sum", out) is out
+    check_all(out, tree, "sum")
+    assert QUICK.allreduce(tree, "sum", tree) is tree
+    for (_, x), (_, y) in zip(tensors_of(tree), tensors_of(expected), strict=True):
+        check(x, y)
+    floats = [values(rank, (90000,), dtype) for dtype in ("float32", "float64", "complex64")]
+    floats += [values(rank, (3,), dtype) for dtype in ("float32", "float64", "complex64")]
+    mpi.allreduce(floats, "mean")
+    got = QUICK.allreduce(floats, "mean", None)
+    for x, source in zip(got, floats, strict=True):
+        check(x, mpi.allreduce(source, "mean"))
+    # Results that lie where another tensor is still sent from are written at the end.
+    pair = [values(rank, (90000,), "float64"), values(rank + 9, (90000,), "float64")]
+    expected = mpi.allreduce(pair)
+    assert QUICK.allreduce(pair, "sum", pair[::-1]) is not False
+    for x, y in zip(pair[::-1], expected, strict=True):
+        check(x, y)
+    shared = np.zeros(90100)
+    shared[:90000], shared[100:] = 1.0, 2.0
+    parts = [shared[:90000], shared[100:]]
+    expected = mpi.allreduce([x.copy() for x in parts])
+    assert QUICK.allreduce(parts, "sum", None) is not False
+    outs = [np.empty(90000), np.empty(90000)]
+    assert QUICK.allreduce(parts, "sum", outs) is outs
+    for x, y in zip(outs, expected, strict=True):
+        check(x, y)
+    # Others are Python's.
+    x = np.ones(3)
+    mpi.allreduce([x, x + 1])
+    for other in (
+        [x, x],
+        [x, np.ones(4)],
+        [x, np.ones(3, "float32")],
+        (x, x + 1),
+        [x, x + 1, 1],
+        {"a": x, "b": x},
+        [x, np.ones((3, 2))[:, 0]],
+        [np.ones(0), x],
+        [x, x.view(Labelled)],
+    ):
+        assert QUICK.allreduce(other, "sum", None) is False, other
+        got = mpi.allreduce(other)
+        for (_, y), (_, source) in zip(tensors_of(got), tensors_of(other), strict=True):
+            check(y, mpi.allreduce(source))
+    for k in range(20):  # of many kinds of trees the last ones are known
+        mpi.allreduce([x, np.ones(k + 2)])
+    assert len(QUICK.calls["sum", "tree"]) == 8
+    with pytest.MonkeyPatch.context() as patch:  # the results are made where it began
+        mine = [x + k for k in range(3)]
+        mpi.allreduce(mine)
+        patch.setattr(mpi_buckets, "with_tensors", None)
+        if rank == 0:
+            pause(0.003)
+        for k, y in enumerate(mpi.allreduce(mine)):
+            check(y, (x + k) * size)
+    bad = {**make(rank), "plain": make(rank)["plain"]}
+    if rank == size - 1:
+        bad["other"] = bad["other"][:-1]
+    refused(ArgumentError, f"rank {size - 1}: allreduce(a tree of 7 tensors", mpi.allreduce, bad)
+    finish()
+
+
+class Labelled(np.ndarray[Any, Any]):
+    """A class of arrays that C has not seen."""
+
+
 def trees_that_do_not_agree() -> None:
     """All ranks raise the same error, nothing is written, and the next call works."""
     rank, size = mpi.rank(), mpi.size()
@@ -424,12 +528,16 @@ def trees_that_do_not_agree() -> None:
     def no_memory(*_: Any) -> Any:
         raise MemoryError("there is none")
 
-    for name in ("allocate", "_pack"):
+    small = {"a": np.ones(3), "b": np.ones(3)}
+    for of, name, call in (
+        (Bucket, "allocate", mpi.ibcast),
+        (Bucket, "_pack", mpi.ibcast),
+        (reductions_of_mpi, "aligned", mpi.iallreduce),
+    ):
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
-                patch.setattr(Bucket, name, no_memory)
-            small = {"a": np.ones(3), "b": np.ones(3)}
-            refused(ArgumentError, "rank 1: there is none", mpi.iallreduce(small).wait)
+                patch.setattr(of, name, no_memory)
+            refused(ArgumentError, "rank 1: there is none", call(small).wait)
     got = mpi.allreduce(good)
     check(got["b"], good["b"] * size)
     assert not engine().active

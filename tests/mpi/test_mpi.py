@@ -36,6 +36,7 @@ TOGETHER = (
     "gathered_by_c",
     "ragged_rows",
     "trees",
+    "trees_by_c",
     "trees_that_do_not_agree",
     "quick_calls",
     "many_under_way",

@@ -33,20 +33,25 @@ _Static_assert(sizeof(ballot_header) == 38, "the header of a ballot");
 
 typedef enum { RECEIVES = 1, SENDS = 2, REPLACES = 4 } round_kind;
 
-/* Bytes of the values that follow a ballot. Smaller ones fit, with it, into one message
- * that MPI sends at once; of larger ones among more than FEW_RANKS, another algorithm,
- * MPI's, sends less in total. */
+/* Bytes of values that follow a ballot: less fit, with it, into one message that MPI
+ * sends at once. */
 #define LEAST_VALUES 4096
-#define FEW_RANKS 4
-#define MOST_OF_MANY ((size_t)1 << 18)
 
-/* Values that follow the ballot. */
+/* A request of MPI. */
 typedef struct {
-    dlb_buffer *buffer; /* of `from` */
-    const char *from;   /* this rank's; then `into`, once something was reduced */
+    dlb_mpi_handle handle;
+    bool is_under_way;
+} request;
+
+/* Values that follow the ballot, of one dtype. */
+typedef struct {
+    dlb_buffer *buffer, *target; /* of `from` and `into` */
+    const char *from;            /* this rank's; then `into`, once some were reduced */
     char *into, *space;
-    PyObject *result; /* the Tensor of `into`; NULL: there are no values */
     size_t nbytes;
+    dlb_combine how;
+    request received, sent;
+    int came; /* bytes, in this round */
 } ballot_values;
 
 struct dlb_ballot {
@@ -56,15 +61,16 @@ struct dlb_ballot {
     bool known, agreed, has_begun, is_over, is_busy;
     bool follows;      /* other ballots, on which all agreed */
     bool moves_values; /* the words are over */
-    ballot_values values;
+    ballot_values *values;
+    size_t count;        /* of those */
+    PyObject *result;    /* the Tensor of Python that they are reduced into, or NULL */
     dlb_combine combine; /* owns its function */
     char *block;         /* the header, then the payload */
     char *space;         /* what comes */
     size_t size;         /* bytes of the payload */
     int tag, round, partner, kind;
-    int came;             /* bytes of what came last */
-    bool receives, sends; /* under way */
-    dlb_mpi_handle received, sent;
+    int came; /* bytes of what came last */
+    request received, sent;
 };
 
 /* ---- digests ---- */
@@ -397,24 +403,37 @@ static int plan_round(dlb_ballot *self) {
 
 bool dlb_moves_values(const dlb_peers *over, size_t nbytes) {
     return nbytes > LEAST_VALUES &&
-           nbytes <= (over->size <= FEW_RANKS ? (size_t)INT_MAX : MOST_OF_MANY);
+           nbytes <=
+               (size_t)(over->size <= DLB_FEW_RANKS ? INT_MAX : DLB_MANY_RANKS_MOST);
 }
 
-void dlb_ballot_add_values(dlb_ballot *self, dlb_buffer *buffer, const char *from,
-                           PyObject *result, size_t nbytes) {
-    const DLTensor *dl = &((dlb_tensor *)result)->dl;
-    self->values = (ballot_values){
-        .buffer = dlb_buffer_retain(buffer),
-        .from = from,
-        .into = (char *)dl->data + dl->byte_offset,
-        .result = Py_NewRef(result),
-        .nbytes = nbytes,
-    };
+int dlb_ballot_add_values(dlb_ballot *self, const dlb_combine *how, dlb_buffer *buffer,
+                          const char *from, dlb_buffer *target, char *into,
+                          size_t nbytes) {
+    size_t size = (self->count + 1) * sizeof *self->values;
+    ballot_values *made = self->values;
+    if ((self->count & (self->count - 1)) == 0 && /* a power of two, or 0 */
+        (made = PyMem_RawRealloc(made, 2 * size)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->values = made;
+    made[self->count++] = (ballot_values){.buffer = dlb_buffer_retain(buffer),
+                                          .target = dlb_buffer_retain(target),
+                                          .from = from,
+                                          .into = into,
+                                          .nbytes = nbytes,
+                                          .how = *how};
+    return 0;
 }
 
-/* Where what comes is written: at first nothing else is in the result. */
-static char *values_target(dlb_ballot *self) {
-    ballot_values *values = &self->values;
+void dlb_ballot_set_result(dlb_ballot *self, PyObject *result) {
+    Py_XSETREF(self->result, Py_NewRef(result));
+}
+
+/* Where what comes is written: at first nothing else is in the result, unless it is the
+ * source. */
+static char *values_target(ballot_values *values) {
     if (values->from != values->into)
         return values->into;
     if (values->space == NULL)
@@ -422,25 +441,30 @@ static char *values_target(dlb_ballot *self) {
     return values->space;
 }
 
-/* Take in the values that have come. */
-static int merge_values(dlb_ballot *self) {
-    ballot_values *values = &self->values;
+static int refuse_values(const dlb_ballot *self, const ballot_values *values) {
+    dlb_raise_error("MPIError",
+                    "rank %d sends %d bytes of values, and %zu were agreed on; run the "
+                    "same dlbridge on all ranks",
+                    self->partner, values->came, values->nbytes);
+    return -1;
+}
+
+/* Take in values that have come. */
+static int merge_values(dlb_ballot *self, ballot_values *values) {
     if (!(self->kind & RECEIVES))
         return 0;
-    if ((size_t)self->came != values->nbytes) {
-        dlb_raise_error("MPIError",
-                        "rank %d sends %d bytes of values, and %zu were agreed on; run "
-                        "the same dlbridge on all ranks",
-                        self->partner, self->came, values->nbytes);
-        return -1;
-    }
-    char *other = values_target(self), *own = (char *)values->from;
+    if ((size_t)values->came != values->nbytes)
+        return refuse_values(self, values);
+    char *other = values_target(values), *own = (char *)values->from;
     bool is_first = self->over->rank < self->partner;
     values->from = values->into;
-    if (self->kind & REPLACES)
+    if (self->kind & REPLACES) {
+        if (other != values->into)
+            memcpy(values->into, other, values->nbytes);
         return 0;
+    }
     Py_BEGIN_ALLOW_THREADS;
-    reduce_by_loop(&self->combine, is_first ? own : other, is_first ? other : own,
+    reduce_by_loop(&values->how, is_first ? own : other, is_first ? other : own,
                    values->into, values->nbytes);
     Py_END_ALLOW_THREADS;
     return 0;
@@ -448,101 +472,142 @@ static int merge_values(dlb_ballot *self) {
 
 /* ---- rounds ---- */
 
-static int post_round(dlb_ballot *self) {
-    dlb_peers *over = self->over;
-    const char *sent = self->block;
-    char *space = self->space;
-    int sends = 0, most = SPACE;
-    if (self->moves_values) {
-        sent = self->values.from;
-        sends = most = (int)self->values.nbytes;
-        space = self->kind & RECEIVES ? values_target(self) : NULL;
-        if (space == NULL && self->kind & RECEIVES) {
+static int post_receive(dlb_ballot *self, request *made, char *space, int most) {
+    const dlb_peers *over = self->over;
+    int code = over->mpi.irecv(space, most, over->byte, self->partner, self->tag,
+                               over->collective, &made->handle);
+    if (code != 0)
+        return dlb_mpi_failed("MPI_Irecv", code, self->partner);
+    made->is_under_way = true;
+    return 0;
+}
+
+static int post_send(dlb_ballot *self, request *made, const char *data, int size) {
+    const dlb_peers *over = self->over;
+    int code = over->mpi.isend(data, size, over->byte, self->partner, self->tag,
+                               over->collective, &made->handle);
+    if (code != 0)
+        return dlb_mpi_failed("MPI_Isend", code, self->partner);
+    made->is_under_way = true;
+    return 0;
+}
+
+/* Messages between two ranks with one tag come in the order in which they are sent. */
+static int post_values(dlb_ballot *self, ballot_values *values) {
+    int size = (int)values->nbytes;
+    if (self->kind & RECEIVES) {
+        char *space = values_target(values);
+        if (space == NULL) {
             PyErr_NoMemory();
             return -1;
         }
-    } else if (self->kind & SENDS)
-        sends = (int)seal(self);
-    if (self->kind & RECEIVES) {
-        int code = over->mpi.irecv(space, most, over->byte, self->partner, self->tag,
-                                   over->collective, &self->received);
-        if (code != 0)
-            return dlb_mpi_failed("MPI_Irecv", code, self->partner);
-        self->receives = true;
+        if (post_receive(self, &values->received, space, size) < 0)
+            return -1;
     }
-    if (self->kind & SENDS) {
-        int code = over->mpi.isend(sent, sends, over->byte, self->partner, self->tag,
-                                   over->collective, &self->sent);
-        if (code != 0)
-            return dlb_mpi_failed("MPI_Isend", code, self->partner);
-        self->sends = true;
+    return self->kind & SENDS ? post_send(self, &values->sent, values->from, size) : 0;
+}
+
+static int post_round(dlb_ballot *self) {
+    if (self->moves_values) {
+        for (size_t i = 0; i < self->count; i++)
+            if (post_values(self, &self->values[i]) < 0)
+                return -1;
+        return 0;
     }
-    return 0;
+    size_t size = self->kind & SENDS ? seal(self) : 0;
+    if (self->kind & RECEIVES &&
+        post_receive(self, &self->received, self->space, SPACE) < 0)
+        return -1;
+    return self->kind & SENDS ? post_send(self, &self->sent, self->block, (int)size)
+                              : 0;
 }
 
 /* MPI_Test; large values are copied within, so others may run meanwhile. A request that
  * failed is under way no more where MPI has put another handle in its place. */
-static int test(const dlb_ballot *self, dlb_mpi_handle *request, bool *is_under_way,
-                dlb_mpi_status status) {
+static int test(const dlb_ballot *self, request *tested, dlb_mpi_status status) {
     const dlb_mpi *mpi = &self->over->mpi;
-    dlb_mpi_handle before = *request;
+    dlb_mpi_handle before = tested->handle;
     int done = 0, code;
     if (self->moves_values) {
         Py_BEGIN_ALLOW_THREADS;
-        code = mpi->test(request, &done, status);
+        code = mpi->test(&tested->handle, &done, status);
         Py_END_ALLOW_THREADS;
     } else
-        code = mpi->test(request, &done, status);
-    if (code == 0 ? done : *request != before)
-        *is_under_way = false;
+        code = mpi->test(&tested->handle, &done, status);
+    if (code == 0 ? done : tested->handle != before)
+        tested->is_under_way = false;
     return code == 0 ? done : dlb_mpi_failed("MPI_Test", code, self->partner);
 }
 
-/* 1 once the messages of the round have come and gone; then they are merged. */
-static int finish_round(dlb_ballot *self) {
+/* 1 once what is received and what is sent have come and gone. */
+static int finish_requests(dlb_ballot *self, request *received, request *sent) {
     dlb_mpi_status status;
     const dlb_mpi *mpi = &self->over->mpi;
     int done, code = 0;
-    if (self->receives) {
-        done = test(self, &self->received, &self->receives, status);
-        if (done < 0 && self->sends && mpi->test(&self->sent, &code, status) == 0 &&
-            code)
-            self->sends = false; /* so that its memory can go */
+    if (received->is_under_way) {
+        done = test(self, received, status);
+        if (done < 0 && sent->is_under_way &&
+            mpi->test(&sent->handle, &code, status) == 0 && code)
+            sent->is_under_way = false; /* so that its memory can go */
         if (done <= 0)
             return done;
         if ((code = mpi->get_count(status, self->over->byte, &self->came)) != 0)
             return dlb_mpi_failed("MPI_Get_count", code, self->partner);
     }
-    if (self->sends && (done = test(self, &self->sent, &self->sends, status)) <= 0)
-        return done;
-    return 1;
+    return sent->is_under_way ? test(self, sent, status) : 1;
 }
 
-/* Take in what has come. */
-static int merge_round(dlb_ballot *self) {
-    size_t nbytes = (size_t)self->came;
+/* Take in what has come of a round, once all has: MPI copies little while others are
+ * reduced. 1: done; 0: not yet; -1. */
+static int finish_values(dlb_ballot *self) {
+    bool are_done = true;
+    for (size_t i = 0; i < self->count; i++) {
+        ballot_values *values = &self->values[i];
+        if (!values->received.is_under_way && !values->sent.is_under_way)
+            continue;
+        bool was_received = !values->received.is_under_way;
+        int done = finish_requests(self, &values->received, &values->sent);
+        if (done < 0)
+            return -1;
+        if (!was_received && !values->received.is_under_way)
+            values->came = self->came;
+        are_done = are_done && done > 0;
+    }
+    for (size_t i = 0; are_done && i < self->count; i++)
+        if (merge_values(self, &self->values[i]) < 0)
+            return -1;
+    return are_done;
+}
+
+static int finish_round(dlb_ballot *self) {
     if (self->moves_values)
-        return merge_values(self);
-    if (self->kind & RECEIVES)
-        return merge(self, self->space, nbytes, self->over->rank < self->partner,
-                     self->kind & REPLACES);
-    return 0;
+        return finish_values(self);
+    int done = finish_requests(self, &self->received, &self->sent);
+    if (done <= 0 || !(self->kind & RECEIVES))
+        return done;
+    bool is_first = self->over->rank < self->partner;
+    return merge(self, self->space, (size_t)self->came, is_first,
+                 self->kind & REPLACES) < 0
+               ? -1
+               : 1;
 }
 
 /* Begin with the next round, if there is one. */
 static int next_round(dlb_ballot *self) {
     self->round++;
     self->kind = plan_round(self);
-    if (self->kind == 0 && !self->moves_values && self->agreed &&
-        self->values.result != NULL) {
+    if (self->kind == 0 && !self->moves_values && self->agreed && self->count > 0) {
         self->moves_values = true;
         self->round = 0;
         self->kind = plan_round(self);
     }
     if (self->kind != 0)
         return post_round(self);
-    if (self->moves_values && self->values.from != self->values.into) /* one rank */
-        memcpy(self->values.into, self->values.from, self->values.nbytes);
+    for (size_t i = 0; self->moves_values && i < self->count; i++) {
+        ballot_values *values = &self->values[i];
+        if (values->from != values->into) /* one rank */
+            memcpy(values->into, values->from, values->nbytes);
+    }
     self->is_over = true;
     return 0;
 }
@@ -558,8 +623,6 @@ static int advance(dlb_ballot *self) {
             int done = finish_round(self);
             if (done <= 0)
                 return done;
-            if (merge_round(self) < 0)
-                return -1;
         }
         if (next_round(self) < 0)
             return -1;
@@ -614,11 +677,10 @@ static int add_values(dlb_ballot *self, PyObject *given) {
                         "and a Reduction that has a loop for them");
         return -1;
     }
-    self->combine = *loop;
-    dlb_ballot_add_values(self, from->buffer,
-                          (const char *)from->dl.data + from->dl.byte_offset, result,
-                          nbytes);
-    return 0;
+    self->result = Py_NewRef(result);
+    return dlb_ballot_add_values(
+        self, loop, from->buffer, (const char *)from->dl.data + from->dl.byte_offset,
+        to->buffer, (char *)to->dl.data + to->dl.byte_offset, nbytes);
 }
 
 static dlb_ballot *make_ballot(PyObject *over, const Py_buffer *call, PyObject *kind,
@@ -674,15 +736,20 @@ static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
  * of the values: it stays. */
 static void dealloc_ballot(PyObject *object) {
     dlb_ballot *self = (dlb_ballot *)object;
-    if (!self->receives || self->moves_values)
+    if (!self->received.is_under_way)
         PyMem_RawFree(self->space);
-    if (!self->sends || self->moves_values)
+    if (!self->sent.is_under_way)
         PyMem_RawFree(self->block);
-    if (self->values.result != NULL && !self->receives && !self->sends) {
-        PyMem_RawFree(self->values.space);
-        dlb_buffer_drop(self->values.buffer);
-        Py_DECREF(self->values.result);
+    for (size_t i = 0; i < self->count; i++) {
+        ballot_values *values = &self->values[i];
+        if (values->received.is_under_way || values->sent.is_under_way)
+            continue;
+        PyMem_RawFree(values->space);
+        dlb_buffer_drop(values->buffer);
+        dlb_buffer_drop(values->target);
     }
+    PyMem_RawFree(self->values);
+    Py_XDECREF(self->result);
     Py_XDECREF(self->over);
     Py_XDECREF(self->combine.function);
     Py_TYPE(object)->tp_free(object);
@@ -727,7 +794,7 @@ static PyObject *get_payload(PyObject *object, void *Py_UNUSED(closure)) {
 }
 
 static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
-    PyObject *result = ((dlb_ballot *)object)->values.result;
+    PyObject *result = ((dlb_ballot *)object)->result;
     return Py_NewRef(result == NULL ? Py_None : result);
 }
 

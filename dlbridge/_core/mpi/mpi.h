@@ -9,6 +9,7 @@
 
 #include "memory/buffer.h"
 #include "python/python.h"
+#include "tensor/tensor.h"
 
 /* What handles look like: an int in MPICH, a pointer in OpenMPI. Passed in a register,
  * the upper half of which MPICH does not look at. */
@@ -81,6 +82,10 @@ enum {
     /* Bytes that a reduce or reduce_scatter reduces whole on each rank: beyond, what
      * others get costs too much. */
     DLB_REDUCED_MOST = 1024 * 1024,
+    /* Of larger values than these bytes among more than a few ranks, another algorithm,
+     * MPI's, sends less in total. */
+    DLB_FEW_RANKS = 4,
+    DLB_MANY_RANKS_MOST = 256 * 1024,
     /* Bytes of an allgather or alltoall, of all ranks together, or of a bcast, that
      * travel with the ballot: MPI is faster with more. */
     DLB_COPIED_MOST = 4 * 1024,
@@ -120,16 +125,60 @@ bool dlb_ballot_agreed(const dlb_ballot *ballot);
  * may be something else. */
 bool dlb_ballot_is_of(const dlb_ballot *ballot, DLDataType dtype, int32_t ndim,
                       const int64_t *shape);
-/* Have values that are too large for the ballot reduced by the loop of its `combine`
- * after all agree, this rank's at `from` into `result`, a Tensor of as many bytes that
- * lies elsewhere. The ballot keeps both. `nbytes`: so that dlb_moves_values. */
-void dlb_ballot_add_values(dlb_ballot *ballot, dlb_buffer *buffer, const char *from,
-                           PyObject *result, size_t nbytes);
+/* Have values that are too large for the ballot reduced in this way after all agree,
+ * this rank's at `from` into `into`, of as many bytes; where that is the same place,
+ * there is a copy of what comes. The ballot keeps both buffers. -1: with a MemoryError.
+ */
+int dlb_ballot_add_values(dlb_ballot *ballot, const dlb_combine *how,
+                          dlb_buffer *buffer, const char *from, dlb_buffer *target,
+                          char *into, size_t nbytes);
+/* The Tensor that Python sees as its result. */
+void dlb_ballot_set_result(dlb_ballot *ballot, PyObject *result);
 /* Whether values of this size follow the ballot, instead of being its payload, or the
  * business of MPI. */
 bool dlb_moves_values(const dlb_peers *over, size_t nbytes);
 /* Go on as far as what has come allows: 1, all is said; 0, not yet; -1. */
 int dlb_ballot_advance(dlb_ballot *ballot);
+
+/* ---- tree.c: the tensors of a tree, reduced in one call ---- */
+
+/* What is known of trees that are made alike: containers, shapes, dtypes; immutable. */
+typedef struct dlb_tree_plan dlb_tree_plan;
+/* A call with one, under way. */
+typedef struct dlb_tree_ballot dlb_tree_ballot;
+
+/* The memory of one tensor, compact; the buffer is borrowed. */
+typedef struct {
+    dlb_buffer *buffer;
+    char *data;
+} dlb_tree_leaf;
+
+extern PyTypeObject dlb_TreePlanType, dlb_TreeBallotType;
+
+Py_ssize_t dlb_tree_count(const dlb_tree_plan *plan); /* of the tensors */
+size_t dlb_tree_nbytes(const dlb_tree_plan *plan);    /* of all of them */
+/* Whether the tensor of this number has that shape and dtype. */
+bool dlb_tree_has(const dlb_tree_plan *plan, Py_ssize_t number, const DLTensor *dl);
+/* Whether such trees are reduced here: all ranks find the same. */
+bool dlb_tree_fits(const dlb_tree_plan *plan, const dlb_peers *over);
+/* The tensors of a tree, then other values in it, to be dropped; NULL, without an
+ * exception: it is made in another way. */
+PyObject **dlb_tree_find(const dlb_tree_plan *plan, PyObject *tree);
+void dlb_tree_drop(const dlb_tree_plan *plan, PyObject **values);
+/* A tree with these tensors, and with the other values of that one. */
+PyObject *dlb_tree_build(const dlb_tree_plan *plan, PyObject *const *tensors,
+                         PyObject *const *values);
+/* Reduce into `outs`, or into new memory where that is NULL. */
+dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
+                                     const dlb_tree_leaf *leaves,
+                                     const dlb_tree_leaf *outs);
+int dlb_tree_ballot_advance(dlb_tree_ballot *ballot); /* as dlb_ballot_advance */
+bool dlb_tree_ballot_agreed(const dlb_tree_ballot *ballot);
+/* Copy to `outs` what is not there yet. */
+void dlb_tree_ballot_copy_out(const dlb_tree_ballot *ballot);
+/* The result of this number, with a reference to its memory. */
+void dlb_tree_ballot_view(const dlb_tree_ballot *ballot, Py_ssize_t number,
+                          dlb_view *view);
 
 /* ---- collective.c: a collective of MPI under way ---- */
 

@@ -693,6 +693,8 @@ static int advance_any(PyObject *under_way) {
     }
     if (Py_TYPE(under_way) == &dlb_PostedType)
         return advance_posted((posted *)under_way);
+    if (Py_TYPE(under_way) == &dlb_TreeBallotType)
+        return dlb_tree_ballot_advance((dlb_tree_ballot *)under_way);
     return Py_TYPE(under_way) == &dlb_BallotType
                ? dlb_ballot_advance((dlb_ballot *)under_way)
                : dlb_collective_advance((dlb_collective *)under_way);
@@ -807,11 +809,13 @@ static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
         return NULL;
     if (is_large) {
         PyObject *result = make_target(dl->dtype, dl->ndim, dl->shape, to, from, view);
-        if (result == NULL)
+        if (result == NULL ||
+            dlb_ballot_add_values(
+                ballot, loop, from->view.buffer, data_of(from), view->buffer,
+                (char *)view->dl.data + view->dl.byte_offset, from->nbytes) < 0)
             Py_CLEAR(ballot);
         else
-            dlb_ballot_add_values(ballot, from->view.buffer, data_of(from), result,
-                                  from->nbytes);
+            dlb_ballot_set_result(ballot, result);
         Py_XDECREF(result);
     } else
         memcpy(dlb_ballot_payload(ballot), data_of(from), from->nbytes);
@@ -900,8 +904,154 @@ static PyObject *reduce(const caller *by, dlb_peers *over, const char *name,
     return result;
 }
 
+/* ---- allreduce of trees ---- */
+
+/* The tensors of a tree, taken. */
+typedef struct {
+    PyObject **values;     /* of dlb_tree_find */
+    PyObject **known;      /* of each tensor, as in a `source`; a reference */
+    dlb_tree_leaf *leaves; /* with a reference to each buffer */
+    Py_ssize_t count;      /* of those that are taken */
+} tensors;
+
+static void drop_tensors(const dlb_tree_plan *plan, const tensors *from) {
+    for (Py_ssize_t i = 0; i < from->count; i++) {
+        Py_DECREF(from->known[i]);
+        dlb_buffer_drop(from->leaves[i].buffer);
+    }
+    PyMem_Free(from->known);
+    PyMem_Free(from->leaves);
+    dlb_tree_drop(plan, from->values);
+}
+
+/* 1: taken, and the caller drops them; 0: declined; -1. */
+static int take_tensors(const quick *self, const dlb_tree_plan *plan, PyObject *tree,
+                        bool is_out, tensors *made) {
+    size_t count = (size_t)dlb_tree_count(plan);
+    *made = (tensors){.values = dlb_tree_find(plan, tree)};
+    if (made->values == NULL)
+        return 0;
+    made->known = PyMem_Malloc((count + 1) * sizeof *made->known);
+    made->leaves = PyMem_Malloc((count + 1) * sizeof *made->leaves);
+    int taken = made->known != NULL && made->leaves != NULL;
+    for (; taken > 0 && (size_t)made->count < count; made->count++) {
+        PyObject *x = made->values[made->count];
+        source from;
+        taken =
+            is_out ? take_out(self, x, &from) : take_source(self, x, INT_MAX, &from);
+        if (taken <= 0)
+            break;
+        char *data = (char *)data_of(&from);
+        if (!dlb_tree_has(plan, made->count, &from.view.dl) ||
+            (uintptr_t)data % (from.view.dl.dtype.bits / 8)) {
+            drop_source(&from);
+            taken = 0;
+            break;
+        }
+        made->known[made->count] = from.known;
+        made->leaves[made->count] = (dlb_tree_leaf){from.view.buffer, data};
+    }
+    if (taken <= 0)
+        drop_tensors(plan, made);
+    return taken;
+}
+
+/* A tree of the results. */
+static PyObject *make_tree(const dlb_tree_plan *plan, const dlb_tree_ballot *ballot,
+                           const tensors *from) {
+    PyObject **made = PyMem_Malloc((size_t)(from->count + 1) * sizeof *made);
+    PyObject *result = NULL;
+    Py_ssize_t count = 0;
+    if (made == NULL)
+        return PyErr_NoMemory();
+    for (; count < from->count; count++) {
+        dlb_view view;
+        dlb_tree_ballot_view(ballot, count, &view);
+        made[count] = give(PyTuple_GET_ITEM(from->known[count], 0), &view);
+        if (made[count] == NULL)
+            break;
+    }
+    if (count == from->count)
+        result = dlb_tree_build(plan, made, from->values);
+    while (count-- > 0)
+        Py_DECREF(made[count]);
+    PyMem_Free(made);
+    return result;
+}
+
+static int advance_tree(void *ballot) {
+    return dlb_tree_ballot_advance(ballot);
+}
+
+static PyObject *reduce_tensors(const caller *by, dlb_peers *over, dlb_tree_plan *plan,
+                                const tensors *from, const tensors *to,
+                                PyObject *const *args) {
+    dlb_tree_ballot *ballot =
+        dlb_tree_ballot_new(over, plan, from->leaves, to == NULL ? NULL : to->leaves);
+    if (ballot == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_MemoryError))
+            PyErr_Clear(); /* Python reports it to all ranks */
+        return decline();
+    }
+    int done = wait_shortly(advance_tree, ballot, dlb_tree_nbytes(plan));
+    PyObject *result = NULL;
+    if (done == 0 || (done > 0 && !dlb_tree_ballot_agreed(ballot))) {
+        PyObject *none = resume(by, "allreduce of a tree", ballot, args, 0);
+        done = none == NULL ? -1 : 1;
+        Py_XDECREF(none);
+    }
+    if (done > 0 && to != NULL) {
+        dlb_tree_ballot_copy_out(ballot);
+        result = Py_NewRef(args[2]);
+    } else if (done > 0)
+        result = make_tree(plan, ballot, from);
+    Py_DECREF(ballot);
+    return result;
+}
+
+/* args: x, op, out. NULL, without an exception: the tree is not one of the plan. */
+static PyObject *reduce_tree_by(const caller *by, dlb_peers *over, dlb_tree_plan *plan,
+                                PyObject *const *args) {
+    tensors from, to;
+    bool has_out = args[2] != Py_None;
+    if (!dlb_tree_fits(plan, over) ||
+        take_tensors(by->self, plan, args[0], false, &from) <= 0)
+        return NULL;
+    PyObject *result = NULL;
+    if (!has_out || take_tensors(by->self, plan, args[2], true, &to) > 0) {
+        result = reduce_tensors(by, over, plan, &from, has_out ? &to : NULL, args);
+        if (has_out)
+            drop_tensors(plan, &to);
+    }
+    drop_tensors(plan, &from);
+    return result;
+}
+
+static PyObject *reduce_tree(const caller *by, dlb_peers *over, PyObject *const *args) {
+    PyObject *key = Py_BuildValue("(Os)", args[1], "tree");
+    PyObject *plans = find_call(by->self, key), *result = NULL;
+    Py_XDECREF(key);
+    bool is_list = plans != NULL && PyTuple_CheckExact(plans);
+    for (Py_ssize_t i = 0; is_list && i < PyTuple_GET_SIZE(plans); i++) {
+        PyObject *plan = PyTuple_GET_ITEM(plans, i);
+        if (Py_TYPE(plan) != &dlb_TreePlanType)
+            continue;
+        result = reduce_tree_by(by, over, (dlb_tree_plan *)plan, args);
+        if (result != NULL || PyErr_Occurred())
+            break;
+    }
+    Py_XDECREF(plans);
+    return result != NULL ? result : decline();
+}
+
+static bool may_be_tree(PyObject *x) {
+    return PyDict_CheckExact(x) || PyList_CheckExact(x) || PyTuple_CheckExact(x);
+}
+
 static PyObject *quick_allreduce(const caller *by, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t count) {
+    if (may_be_tree(args[0]) && PyUnicode_CheckExact(args[1]))
+        return reduce_tree(by, over, args);
     PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
     return reduce(by, over, "allreduce", key, INT_MAX, WHOLE, args[2], args, count);
 }

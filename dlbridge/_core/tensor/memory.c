@@ -81,7 +81,7 @@ bool dlb_is_device(PyObject *x) {
 
 /* ---- new memory ---- */
 
-static void set_row_major(dlb_view *view) {
+void dlb_view_set_row_major(dlb_view *view) {
     view->dl.byte_offset = 0;
     dlb_row_major_strides(view->dl.ndim, view->dl.shape, view->scratch);
     view->dl.strides = view->scratch;
@@ -122,7 +122,7 @@ int dlb_cuda_fill_view(dlb_view *view, const char *call) {
         return -1;
     if (view->buffer == NULL && ask_driver(view, nbytes, call) < 0)
         return -1;
-    set_row_major(view);
+    dlb_view_set_row_major(view);
     return 0;
 }
 
@@ -133,7 +133,7 @@ int dlb_cpu_fill_view(dlb_view *view, size_t alignment, bool zero) {
     if (view->buffer == NULL)
         return -1;
     view->dl.data = view->buffer->data;
-    set_row_major(view);
+    dlb_view_set_row_major(view);
     return 0;
 }
 
@@ -906,7 +906,7 @@ static PyObject *allocate_cuda(PyObject *Py_UNUSED(module), PyObject *args) {
         dlb_packed_bytes(view.dl.dtype, flags, dlb_element_count(&view.dl));
     if (ask_driver(&view, nbytes, "empty") < 0)
         return NULL;
-    set_row_major(&view);
+    dlb_view_set_row_major(&view);
     return dlb_tensor_new(dlb.tensor_type, &view);
 }
 

@@ -111,6 +111,8 @@ bool dlb_is_device(PyObject *x); /* a dlbridge.Device */
 /* New compact memory for a view that has a shape, dtype, flags and device; on the CPU
  * -1 comes without an exception. */
 int dlb_cuda_fill_view(dlb_view *view, const char *call);
+/* Set the strides of a compact tensor, in the view itself. */
+void dlb_view_set_row_major(dlb_view *view);
 int dlb_cpu_fill_view(dlb_view *view, size_t alignment, bool zero);
 PyObject *dlb_empty(PyObject *module, PyObject *const *args, Py_ssize_t count,
                     PyObject *names);

@@ -1,0 +1,915 @@
+/* A tree of tensors that is reduced in one call.
+ *
+ * Large tensors are sent from where they are and received where their results lie.
+ * Small ones of one dtype are packed first, and their results share memory. How, only
+ * their shapes and dtypes say, so that all ranks find the same. */
+#include "python/python.h" /* first, as in quick.c */
+
+#include "layout/layout.h"
+#include "mpi/mpi.h"
+#include "tensor/tensor.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    ALIGNED = 64,            /* bytes: where tensors begin that share memory */
+    DIRECT = 256 * 1024,     /* bytes from which a tensor is sent from its place, */
+    ALONE = 4 * 1024 * 1024, /* and from which its result shares no memory */
+    MOST_SHARED = 16 * 1024 * 1024, /* bytes that are packed, or shared, together */
+};
+
+/* ---- TreePlan: what is known of trees that are made alike ---- */
+
+/* One tensor, and where its result lies: at `start` of a block. */
+typedef struct {
+    DLDataType dtype;
+    int32_t ndim;
+    int64_t *shape;
+    size_t nbytes, start;
+    Py_ssize_t block, group; /* group: of packed ones, else -1 */
+} leaf_kind;
+
+/* Tensors that are packed together; their results lie at the start of a block. */
+typedef struct {
+    size_t size;
+    Py_ssize_t block;
+    const dlb_combine *how;
+} leaf_group;
+
+typedef enum { DICT, KEY, LIST, TUPLE, LEAF, PLAIN } token_kind;
+
+/* A node of a tree, then those in it. */
+typedef struct {
+    token_kind kind;
+    Py_ssize_t number;    /* of what is in it, or of the value */
+    Py_ssize_t unchanged; /* of a tuple without tensors: the number of it as a value */
+    PyObject *object;     /* a key, or the type of a value */
+} token;
+
+struct dlb_tree_plan {
+    PyObject_HEAD
+    uint8_t call[16];
+    PyObject *arguments; /* str */
+    PyObject *reduction;
+    bool is_mean;
+    Py_ssize_t count; /* of tensors */
+    leaf_kind *leaves;
+    leaf_group *groups;
+    size_t *blocks; /* their bytes; those of groups first */
+    Py_ssize_t group_count, block_count;
+    size_t nbytes; /* of all tensors */
+    bool fits;     /* it can be reduced here */
+    token *tokens;
+    Py_ssize_t token_count,
+        value_count; /* token_count 0: no tree of plain containers */
+};
+
+static size_t aligned(size_t nbytes) {
+    return (nbytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+}
+
+/* The group for a small tensor; -1 with an exception. */
+static Py_ssize_t find_group(dlb_tree_plan *self, const leaf_kind *leaf,
+                             const dlb_combine *how) {
+    for (Py_ssize_t i = self->group_count - 1; i >= 0; i--)
+        if (self->groups[i].how == how) {
+            if (self->groups[i].size + aligned(leaf->nbytes) <= MOST_SHARED)
+                return i;
+            break;
+        }
+    leaf_group *made = PyMem_Realloc(self->groups, (size_t)(self->group_count + 1) *
+                                                       sizeof *self->groups);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->groups = made;
+    made[self->group_count] = (leaf_group){.how = how, .block = self->group_count};
+    return self->group_count++;
+}
+
+/* Lay out the results. */
+static int arrange(dlb_tree_plan *self) {
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        leaf_kind *leaf = &self->leaves[i];
+        const dlb_combine *how = dlb_reduction_loop(self->reduction, leaf->dtype);
+        self->nbytes += leaf->nbytes;
+        if (how == NULL || leaf->nbytes == 0 || leaf->nbytes > INT_MAX)
+            return PyErr_Occurred() ? -1 : 0;
+        leaf->group = -1;
+        if (leaf->nbytes >= DIRECT)
+            continue;
+        if ((leaf->group = find_group(self, leaf, how)) < 0)
+            return -1;
+        leaf_group *group = &self->groups[leaf->group];
+        leaf->block = group->block;
+        leaf->start = group->size;
+        group->size += aligned(leaf->nbytes);
+    }
+    self->blocks = PyMem_Calloc((size_t)(self->group_count + self->count + 1),
+                                sizeof *self->blocks);
+    if (self->blocks == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < self->group_count; i++)
+        self->blocks[self->block_count++] = self->groups[i].size;
+    Py_ssize_t open = -1;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        leaf_kind *leaf = &self->leaves[i];
+        if (leaf->group >= 0)
+            continue;
+        bool is_alone = leaf->nbytes >= ALONE;
+        if (is_alone || open < 0 ||
+            self->blocks[open] + aligned(leaf->nbytes) > MOST_SHARED)
+            leaf->block = self->block_count++;
+        else
+            leaf->block = open;
+        if (!is_alone)
+            open = leaf->block;
+        leaf->start = self->blocks[leaf->block];
+        self->blocks[leaf->block] += aligned(leaf->nbytes);
+    }
+    self->fits = self->count > 0;
+    return 0;
+}
+
+static int copy_kind(leaf_kind *to, const dlb_tensor *from) {
+    to->dtype = from->dl.dtype;
+    to->ndim = from->dl.ndim;
+    to->nbytes = (size_t)dlb_packed_bytes(from->dl.dtype, from->flags,
+                                          dlb_element_count(&from->dl));
+    size_t size = (size_t)to->ndim * sizeof *to->shape;
+    to->shape = PyMem_Malloc(size + 1);
+    if (to->shape == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (size > 0)
+        memcpy(to->shape, from->dl.shape, size);
+    return 0;
+}
+
+/* ---- recording the containers ---- */
+
+typedef struct {
+    dlb_tree_plan *plan;
+    PyObject *const *leaves;
+    PyObject *seen; /* dict: address -> number of a leaf, or None */
+    Py_ssize_t next, size;
+} recorder;
+
+static token *add_token(recorder *by, token_kind kind, Py_ssize_t number,
+                        PyObject *object) {
+    dlb_tree_plan *plan = by->plan;
+    if (plan->token_count == by->size) {
+        by->size = 2 * by->size + 16;
+        token *made = PyMem_Realloc(plan->tokens, (size_t)by->size * sizeof *made);
+        if (made == NULL) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        plan->tokens = made;
+    }
+    token *made = &plan->tokens[plan->token_count++];
+    *made = (token){kind, number, -1, Py_XNewRef(object)};
+    return made;
+}
+
+static bool is_plain(PyObject *x) {
+    return x == Py_None || PyBool_Check(x) || PyLong_CheckExact(x) ||
+           PyFloat_CheckExact(x) || PyComplex_CheckExact(x) ||
+           PyUnicode_CheckExact(x) || PyBytes_CheckExact(x);
+}
+
+/* The number of a node that was seen; -1: it was not; -2: it is a container, or with an
+ * exception. It is seen now, under this number. */
+static Py_ssize_t see(recorder *by, PyObject *node, Py_ssize_t number) {
+    PyObject *address = PyLong_FromVoidPtr(node), *found = NULL;
+    Py_ssize_t before = -2;
+    if (address != NULL && (found = PyDict_GetItemWithError(by->seen, address)) != NULL)
+        before = PyLong_AsSsize_t(found);
+    else if (address != NULL && !PyErr_Occurred()) {
+        PyObject *value = PyLong_FromSsize_t(number);
+        if (value != NULL && PyDict_SetItem(by->seen, address, value) == 0)
+            before = -1;
+        Py_XDECREF(value);
+    }
+    Py_XDECREF(address);
+    return before;
+}
+
+static int record(recorder *by, PyObject *node);
+
+/* The next one, or one that occurs once more. */
+static int record_leaf(recorder *by, PyObject *node) {
+    bool is_next = by->next < by->plan->count && node == by->leaves[by->next];
+    Py_ssize_t number = see(by, node, is_next ? by->next : -2);
+    if (number == -1 && is_next)
+        number = by->next++;
+    if (number < 0)
+        return PyErr_Occurred() ? -1 : 0;
+    return add_token(by, LEAF, number, (PyObject *)Py_TYPE(node)) == NULL ? -1 : 1;
+}
+
+static int record_dict(recorder *by, PyObject *node) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    int done = add_token(by, DICT, PyDict_GET_SIZE(node), NULL) == NULL ? -1 : 1;
+    while (done > 0 && PyDict_Next(node, &at, &key, &value)) {
+        if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key))
+            return 0;
+        done = add_token(by, KEY, 0, key) == NULL ? -1 : record(by, value);
+    }
+    return done;
+}
+
+static int record_items(recorder *by, PyObject *node) {
+    bool is_tuple = PyTuple_CheckExact(node);
+    Py_ssize_t at = by->plan->token_count, first = by->next;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(node);
+    int done = add_token(by, is_tuple ? TUPLE : LIST, count, NULL) == NULL ? -1 : 1;
+    for (Py_ssize_t i = 0; done > 0 && i < PySequence_Fast_GET_SIZE(node); i++)
+        done = record(by, PySequence_Fast_GET_ITEM(node, i));
+    bool has_leaf = by->next > first;
+    for (Py_ssize_t i = at + 1; i < by->plan->token_count; i++)
+        has_leaf = has_leaf || by->plan->tokens[i].kind == LEAF;
+    if (done > 0 && is_tuple && !has_leaf)
+        by->plan->tokens[at].unchanged = by->plan->value_count++;
+    return done;
+}
+
+/* 1: recorded; 0: there is more than plain containers; -1 with an exception. */
+static int record(recorder *by, PyObject *node) {
+    bool is_dict = PyDict_CheckExact(node);
+    if (is_dict || PyList_CheckExact(node) || PyTuple_CheckExact(node)) {
+        bool is_empty_tuple = PyTuple_CheckExact(node) && PyTuple_GET_SIZE(node) == 0;
+        if (!is_empty_tuple && see(by, node, -2) != -1) /* else there is one such */
+            return PyErr_Occurred() ? -1 : 0;
+        if (Py_EnterRecursiveCall(" in a tree"))
+            return -1;
+        int done = is_dict ? record_dict(by, node) : record_items(by, node);
+        Py_LeaveRecursiveCall();
+        return done;
+    }
+    if (!is_plain(node))
+        return record_leaf(by, node);
+    Py_ssize_t number = by->plan->value_count++;
+    return add_token(by, PLAIN, number, (PyObject *)Py_TYPE(node)) == NULL ? -1 : 1;
+}
+
+static void forget_tokens(dlb_tree_plan *self) {
+    for (Py_ssize_t i = 0; i < self->token_count; i++)
+        Py_XDECREF(self->tokens[i].object);
+    PyMem_Free(self->tokens);
+    self->tokens = NULL;
+    self->token_count = 0;
+}
+
+static int record_all(dlb_tree_plan *self, PyObject *tree, PyObject *leaves) {
+    recorder by = {
+        .plan = self, .leaves = &PyList_GET_ITEM(leaves, 0), .seen = PyDict_New()};
+    self->value_count = self->count;
+    int done = by.seen == NULL ? -1 : record(&by, tree);
+    Py_XDECREF(by.seen);
+    if (done <= 0 || by.next != self->count)
+        forget_tokens(self);
+    return done < 0 ? -1 : 0;
+}
+
+static int fill_plan(dlb_tree_plan *self, PyObject *tree, PyObject *leaves,
+                     PyObject *tensors) {
+    Py_ssize_t count = PyList_GET_SIZE(tensors);
+    if (PyList_GET_SIZE(leaves) != count) {
+        PyErr_SetString(PyExc_ValueError, "TreePlan: a tensor for each leaf");
+        return -1;
+    }
+    self->leaves = PyMem_Calloc((size_t)count + 1, sizeof *self->leaves);
+    if (self->leaves == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (; self->count < count; self->count++) {
+        dlb_tensor *tensor =
+            dlb_expect_tensor(PyList_GET_ITEM(tensors, self->count), "TreePlan");
+        if (tensor == NULL || copy_kind(&self->leaves[self->count], tensor) < 0)
+            return -1;
+    }
+    return arrange(self) < 0 ? -1 : record_all(self, tree, leaves);
+}
+
+static PyObject *new_plan(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"tree",      "leaves",    "tensors", "call",
+                            "arguments", "reduction", "mean",    NULL};
+    PyObject *tree, *leaves, *tensors, *arguments, *how;
+    const char *call;
+    Py_ssize_t size;
+    int is_mean;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!y#UO!p:TreePlan", names, &tree,
+                                     &PyList_Type, &leaves, &PyList_Type, &tensors,
+                                     &call, &size, &arguments, &dlb_ReductionType, &how,
+                                     &is_mean))
+        return NULL;
+    if (size != 16)
+        return PyErr_Format(PyExc_ValueError, "TreePlan: a digest of 16 bytes");
+    dlb_tree_plan *self = (dlb_tree_plan *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    memcpy(self->call, call, sizeof self->call);
+    self->arguments = Py_NewRef(arguments);
+    self->reduction = Py_NewRef(how);
+    self->is_mean = is_mean;
+    if (fill_plan(self, tree, leaves, tensors) < 0)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static void dealloc_plan(PyObject *object) {
+    dlb_tree_plan *self = (dlb_tree_plan *)object;
+    forget_tokens(self);
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        PyMem_Free(self->leaves[i].shape);
+    PyMem_Free(self->leaves);
+    PyMem_Free(self->groups);
+    PyMem_Free(self->blocks);
+    Py_XDECREF(self->arguments);
+    Py_XDECREF(self->reduction);
+    Py_TYPE(object)->tp_free(object);
+}
+
+Py_ssize_t dlb_tree_count(const dlb_tree_plan *self) {
+    return self->count;
+}
+
+size_t dlb_tree_nbytes(const dlb_tree_plan *self) {
+    return self->nbytes;
+}
+
+bool dlb_tree_has(const dlb_tree_plan *self, Py_ssize_t number, const DLTensor *dl) {
+    const leaf_kind *leaf = &self->leaves[number];
+    return leaf->ndim == dl->ndim &&
+           memcmp(&leaf->dtype, &dl->dtype, sizeof dl->dtype) == 0 &&
+           (dl->ndim == 0 ||
+            memcmp(leaf->shape, dl->shape, (size_t)dl->ndim * sizeof *dl->shape) == 0);
+}
+
+bool dlb_tree_fits(const dlb_tree_plan *self, const dlb_peers *over) {
+    return self->fits &&
+           (self->nbytes <= DLB_MANY_RANKS_MOST || over->size <= DLB_FEW_RANKS);
+}
+
+static PyObject *plan_fits(PyObject *self, PyObject *over) {
+    if (Py_TYPE(over) != &dlb_PeersType)
+        return PyErr_Format(PyExc_TypeError, "TreePlan.fits: Peers are required");
+    return PyBool_FromLong(dlb_tree_fits((dlb_tree_plan *)self, (dlb_peers *)over));
+}
+
+static PyObject *get_plain(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(((dlb_tree_plan *)self)->token_count > 0);
+}
+
+static PyMethodDef plan_methods[] = {
+    {"fits", plan_fits, METH_O,
+     "fits($self, peers, /)\n--\n\nReturn whether such trees are reduced by a "
+     "TreeBallot."},
+    {0},
+};
+
+static PyGetSetDef plan_fields[] = {
+    {"is_plain", get_plain, NULL, "Whether C finds the tensors in such trees.", NULL},
+    {0},
+};
+
+PyTypeObject dlb_TreePlanType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.TreePlan",
+    .tp_doc =
+        "TreePlan(tree, leaves, tensors, call, arguments, reduction, mean)\n--\n\n"
+        "How trees that are made alike are reduced.",
+    .tp_basicsize = sizeof(dlb_tree_plan),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = plan_methods,
+    .tp_getset = plan_fields,
+    .tp_new = new_plan,
+    .tp_dealloc = dealloc_plan,
+};
+
+/* ---- finding the tensors of a tree ---- */
+
+typedef struct {
+    const dlb_tree_plan *plan;
+    Py_ssize_t at;     /* of the tokens */
+    PyObject **values; /* references: the tensors, then what is kept */
+    PyObject **seen;   /* addresses, a hash table */
+    size_t size;       /* of that, a power of two */
+} finder;
+
+/* Whether a node was not seen before. */
+static bool is_new(finder *by, PyObject *node) {
+    size_t at = ((uintptr_t)node >> 4) * (size_t)0x9e3779b97f4a7c15;
+    for (at ^= at >> 32; by->seen[at & (by->size - 1)] != NULL; at++)
+        if (by->seen[at & (by->size - 1)] == node)
+            return false;
+    by->seen[at & (by->size - 1)] = node;
+    return true;
+}
+
+static bool match(finder *by, PyObject *node);
+
+static bool is_key(const token *wanted, PyObject *key) {
+    PyObject *known = wanted->object;
+    if (key == known)
+        return true;
+    if (Py_TYPE(key) != Py_TYPE(known))
+        return false;
+    if (PyUnicode_CheckExact(key))
+        return PyUnicode_Compare(key, known) == 0;
+    return PyObject_RichCompareBool(key, known, Py_EQ) == 1; /* of exact int */
+}
+
+static bool match_items(finder *by, PyObject *items) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(items, &at, &key, &value))
+        if (!is_key(&by->plan->tokens[by->at++], key) || !match(by, value))
+            return false;
+    return true;
+}
+
+static bool match_dict(finder *by, const token *wanted, PyObject *node) {
+    if (!PyDict_CheckExact(node) || PyDict_GET_SIZE(node) != wanted->number ||
+        !is_new(by, node))
+        return false;
+#ifdef Py_GIL_DISABLED
+    PyObject *items = PyDict_Copy(node);
+    bool found = items != NULL && PyDict_GET_SIZE(items) == wanted->number &&
+                 match_items(by, items);
+    Py_XDECREF(items);
+    PyErr_Clear();
+    return found;
+#else
+    return match_items(by, node);
+#endif
+}
+
+static bool match_list(finder *by, const token *wanted, PyObject *node) {
+    bool is_same = PyList_CheckExact(node) && PyList_GET_SIZE(node) == wanted->number &&
+                   is_new(by, node);
+    for (Py_ssize_t i = 0; is_same && i < wanted->number; i++) {
+        PyObject *item = dlb_list_item(node, i);
+        is_same = item != NULL && match(by, item);
+        Py_XDECREF(item);
+    }
+    PyErr_Clear();
+    return is_same;
+}
+
+static bool match_tuple(finder *by, const token *wanted, PyObject *node) {
+    if (!PyTuple_CheckExact(node) || PyTuple_GET_SIZE(node) != wanted->number ||
+        (wanted->number > 0 && !is_new(by, node)))
+        return false;
+    if (wanted->unchanged >= 0)
+        by->values[wanted->unchanged] = Py_NewRef(node);
+    for (Py_ssize_t i = 0; i < wanted->number; i++)
+        if (!match(by, PyTuple_GET_ITEM(node, i)))
+            return false;
+    return true;
+}
+
+static bool match_value(finder *by, const token *wanted, PyObject *node) {
+    if ((PyObject *)Py_TYPE(node) != wanted->object)
+        return false;
+    PyObject **value = &by->values[wanted->number];
+    if (wanted->kind == LEAF && *value != NULL) /* it occurs twice */
+        return *value == node;
+    *value = Py_NewRef(node);
+    return wanted->kind == PLAIN || is_new(by, node);
+}
+
+static bool match(finder *by, PyObject *node) {
+    const token *wanted = &by->plan->tokens[by->at++];
+    switch (wanted->kind) {
+    case DICT:
+        return match_dict(by, wanted, node);
+    case LIST:
+        return match_list(by, wanted, node);
+    case TUPLE:
+        return match_tuple(by, wanted, node);
+    default:
+        return match_value(by, wanted, node);
+    }
+}
+
+void dlb_tree_drop(const dlb_tree_plan *self, PyObject **values) {
+    for (Py_ssize_t i = 0; values != NULL && i < self->value_count; i++)
+        Py_XDECREF(values[i]);
+    PyMem_Free(values);
+}
+
+PyObject **dlb_tree_find(const dlb_tree_plan *self, PyObject *tree) {
+    if (self->token_count == 0)
+        return NULL;
+    finder by = {.plan = self, .size = 16};
+    while (by.size < 2 * (size_t)self->token_count)
+        by.size *= 2;
+    by.values = PyMem_Calloc((size_t)self->value_count + 1, sizeof *by.values);
+    by.seen = PyMem_Calloc(by.size, sizeof *by.seen);
+    bool is_same = by.values != NULL && by.seen != NULL && match(&by, tree);
+    PyMem_Free(by.seen);
+    if (!is_same) {
+        dlb_tree_drop(self, by.values);
+        by.values = NULL;
+    }
+    return by.values;
+}
+
+/* ---- making a tree ---- */
+
+typedef struct {
+    const dlb_tree_plan *plan;
+    Py_ssize_t at;
+    PyObject *const *tensors, *const *values;
+} builder;
+
+static PyObject *build(builder *by);
+
+static PyObject *build_dict(builder *by, Py_ssize_t count) {
+    PyObject *made = PyDict_New();
+    while (made != NULL && count-- > 0) {
+        PyObject *key = by->plan->tokens[by->at++].object, *value = build(by);
+        if (value == NULL || PyDict_SetItem(made, key, value) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(value);
+    }
+    return made;
+}
+
+static PyObject *build_list(builder *by, Py_ssize_t count) {
+    PyObject *made = PyList_New(count);
+    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
+        PyObject *value = build(by);
+        if (value == NULL)
+            Py_CLEAR(made);
+        else
+            PyList_SET_ITEM(made, i, value);
+    }
+    return made;
+}
+
+static PyObject *build_tuple(builder *by, Py_ssize_t count) {
+    PyObject *made = PyTuple_New(count);
+    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
+        PyObject *value = build(by);
+        if (value == NULL)
+            Py_CLEAR(made);
+        else
+            PyTuple_SET_ITEM(made, i, value);
+    }
+    return made;
+}
+
+static PyObject *build(builder *by) {
+    const token *next = &by->plan->tokens[by->at++];
+    PyObject *made;
+    switch (next->kind) {
+    case DICT:
+        return build_dict(by, next->number);
+    case LIST:
+        return build_list(by, next->number);
+    case TUPLE:
+        made = build_tuple(by, next->number);
+        if (made != NULL && next->unchanged >= 0)
+            Py_SETREF(made, Py_NewRef(by->values[next->unchanged]));
+        return made;
+    case LEAF:
+        return Py_NewRef(by->tensors[next->number]);
+    default:
+        return Py_NewRef(by->values[next->number]);
+    }
+}
+
+PyObject *dlb_tree_build(const dlb_tree_plan *self, PyObject *const *tensors,
+                         PyObject *const *values) {
+    builder by = {.plan = self, .tensors = tensors, .values = values};
+    return build(&by);
+}
+
+/* ---- TreeBallot: one that is under way ---- */
+
+struct dlb_tree_ballot {
+    PyObject_HEAD
+    dlb_tree_plan *plan;
+    dlb_ballot *ballot;
+    dlb_buffer **blocks; /* as in the plan; without some where `is_direct` */
+    dlb_tree_leaf *outs; /* with references; NULL: the results are new */
+    bool is_direct;      /* large tensors are received into `outs` */
+    bool is_divided;
+    int size; /* of the ranks */
+};
+
+/* Where a result is. */
+static dlb_tree_leaf place_of(const dlb_tree_ballot *self, Py_ssize_t number) {
+    const leaf_kind *leaf = &self->plan->leaves[number];
+    if (self->is_direct && leaf->group < 0)
+        return self->outs[number];
+    dlb_buffer *block = self->blocks[leaf->block];
+    return (dlb_tree_leaf){block, (char *)block->data + leaf->start};
+}
+
+/* Memory that is sent from its place, or received into. */
+typedef struct {
+    const char *start, *end;
+    bool is_out;
+} span;
+
+static int compare_spans(const void *first, const void *second) {
+    const char *a = ((const span *)first)->start, *b = ((const span *)second)->start;
+    return (a > b) - (a < b);
+}
+
+static bool are_apart(span *spans, size_t count) {
+    const char *end = NULL, *end_of_outs = NULL;
+    qsort(spans, count, sizeof *spans, compare_spans);
+    for (size_t i = 0; i < count; i++) {
+        if (spans[i].start < (spans[i].is_out ? end : end_of_outs))
+            return false;
+        if (spans[i].end > end)
+            end = spans[i].end;
+        if (spans[i].is_out && spans[i].end > end_of_outs)
+            end_of_outs = spans[i].end;
+    }
+    return true;
+}
+
+/* Whether large tensors may be received into `outs`, as others are still sent: each is
+ * apart from all, but for its own source. */
+static bool may_be_direct(const dlb_tree_plan *plan, const dlb_tree_leaf *leaves,
+                          const dlb_tree_leaf *outs) {
+    span *spans = PyMem_Malloc(2 * (size_t)plan->count * sizeof *spans);
+    size_t count = 0;
+    for (Py_ssize_t i = 0; spans != NULL && i < plan->count; i++) {
+        size_t nbytes = plan->leaves[i].nbytes;
+        if (plan->leaves[i].group >= 0)
+            continue;
+        spans[count++] = (span){outs[i].data, outs[i].data + nbytes, true};
+        if (leaves[i].data != outs[i].data)
+            spans[count++] = (span){leaves[i].data, leaves[i].data + nbytes, false};
+    }
+    bool is_direct = spans != NULL && are_apart(spans, count);
+    PyMem_Free(spans);
+    return is_direct;
+}
+
+static int allocate(dlb_tree_ballot *self) {
+    const dlb_tree_plan *plan = self->plan;
+    Py_ssize_t count = self->is_direct ? plan->group_count : plan->block_count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        self->blocks[i] = dlb_buffer_allocate((int64_t)plan->blocks[i], ALIGNED, false);
+        if (self->blocks[i] == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Pack the small tensors of a group. */
+static dlb_buffer *pack(const dlb_tree_plan *plan, Py_ssize_t group,
+                        const dlb_tree_leaf *leaves) {
+    dlb_buffer *made =
+        dlb_buffer_allocate((int64_t)plan->groups[group].size, ALIGNED, false);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < plan->count; i++) {
+        const leaf_kind *leaf = &plan->leaves[i];
+        if (leaf->group != group)
+            continue;
+        char *to = (char *)made->data + leaf->start;
+        memcpy(to, leaves[i].data, leaf->nbytes);
+        memset(to + leaf->nbytes, 0, aligned(leaf->nbytes) - leaf->nbytes);
+    }
+    return made;
+}
+
+/* In the order in which all ranks have them. */
+static int add_all(dlb_tree_ballot *self, const dlb_tree_leaf *leaves) {
+    const dlb_tree_plan *plan = self->plan;
+    for (Py_ssize_t i = 0; i < plan->group_count; i++) {
+        dlb_buffer *packed = pack(plan, i, leaves), *into = self->blocks[i];
+        if (packed == NULL)
+            return -1;
+        int done =
+            dlb_ballot_add_values(self->ballot, plan->groups[i].how, packed,
+                                  packed->data, into, into->data, plan->groups[i].size);
+        dlb_buffer_drop(packed);
+        if (done < 0)
+            return -1;
+    }
+    for (Py_ssize_t i = 0; i < plan->count; i++) {
+        const leaf_kind *leaf = &plan->leaves[i];
+        if (leaf->group >= 0)
+            continue;
+        const dlb_combine *how = dlb_reduction_loop(plan->reduction, leaf->dtype);
+        dlb_tree_leaf into = place_of(self, i);
+        if (dlb_ballot_add_values(self->ballot, how, leaves[i].buffer, leaves[i].data,
+                                  into.buffer, into.data, leaf->nbytes) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
+                                     const dlb_tree_leaf *leaves,
+                                     const dlb_tree_leaf *outs) {
+    dlb_tree_ballot *self =
+        (dlb_tree_ballot *)dlb_TreeBallotType.tp_alloc(&dlb_TreeBallotType, 0);
+    if (self == NULL)
+        return NULL;
+    self->plan = (dlb_tree_plan *)Py_NewRef(plan);
+    self->size = over->size;
+    size_t count = (size_t)plan->count + 1;
+    self->blocks = PyMem_Calloc((size_t)plan->block_count + 1, sizeof *self->blocks);
+    if (outs != NULL)
+        self->outs = PyMem_Calloc(count, sizeof *self->outs);
+    if (self->blocks == NULL || (outs != NULL && self->outs == NULL)) {
+        Py_DECREF(self);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; outs != NULL && i < plan->count; i++) {
+        self->outs[i] = outs[i];
+        dlb_buffer_retain(outs[i].buffer);
+    }
+    self->is_direct = outs != NULL && may_be_direct(plan, leaves, outs);
+    self->ballot = dlb_ballot_new(over, plan->call, NULL, 0, NULL);
+    if (self->ballot == NULL || allocate(self) < 0 || add_all(self, leaves) < 0)
+        Py_CLEAR(self);
+    return self;
+}
+
+/* Divide numbers, as `divide` in reductions.py does. */
+static void divide(DLDataType dtype, char *data, size_t nbytes, int by) {
+    size_t step = dtype.code == kDLComplex ? dtype.bits / 16u : dtype.bits / 8u;
+    for (size_t i = 0; i < nbytes / step; i++)
+        if (step == sizeof(float))
+            ((float *)data)[i] /= (float)by;
+        else
+            ((double *)data)[i] /= (double)by;
+}
+
+static void divide_all(dlb_tree_ballot *self) {
+    if (!self->plan->is_mean || self->is_divided)
+        return;
+    self->is_divided = true;
+    for (Py_ssize_t i = 0; i < self->plan->count; i++) {
+        const leaf_kind *leaf = &self->plan->leaves[i];
+        divide(leaf->dtype, place_of(self, i).data, leaf->nbytes, self->size);
+    }
+}
+
+int dlb_tree_ballot_advance(dlb_tree_ballot *self) {
+    int done = dlb_ballot_advance(self->ballot);
+    if (done > 0 && dlb_ballot_agreed(self->ballot))
+        divide_all(self);
+    return done;
+}
+
+bool dlb_tree_ballot_agreed(const dlb_tree_ballot *self) {
+    return dlb_ballot_agreed(self->ballot);
+}
+
+void dlb_tree_ballot_copy_out(const dlb_tree_ballot *self) {
+    for (Py_ssize_t i = 0; i < self->plan->count; i++) {
+        const char *from = place_of(self, i).data;
+        if (from != self->outs[i].data)
+            memcpy(self->outs[i].data, from, self->plan->leaves[i].nbytes);
+    }
+}
+
+void dlb_tree_ballot_view(const dlb_tree_ballot *self, Py_ssize_t number,
+                          dlb_view *view) {
+    const leaf_kind *leaf = &self->plan->leaves[number];
+    dlb_tree_leaf place = place_of(self, number);
+    *view = (dlb_view){.dl = {.data = place.data,
+                              .device = {kDLCPU, 0},
+                              .ndim = leaf->ndim,
+                              .dtype = leaf->dtype,
+                              .shape = leaf->shape},
+                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
+                       .buffer = dlb_buffer_retain(place.buffer)};
+    dlb_view_set_row_major(view);
+}
+
+static PyObject *ballot_results(PyObject *object, PyObject *Py_UNUSED(none)) {
+    dlb_tree_ballot *self = (dlb_tree_ballot *)object;
+    PyObject *made = PyList_New(self->plan->count);
+    for (Py_ssize_t i = 0; made != NULL && i < self->plan->count; i++) {
+        dlb_view view;
+        dlb_tree_ballot_view(self, i, &view);
+        PyObject *tensor = dlb_tensor_new(dlb.tensor_type, &view);
+        if (tensor == NULL)
+            Py_CLEAR(made);
+        else
+            PyList_SET_ITEM(made, i, tensor);
+    }
+    return made;
+}
+
+static PyObject *tree_ballot_advance(PyObject *object, PyObject *Py_UNUSED(none)) {
+    int done;
+    DLB_BEGIN_EXCLUSIVE(object);
+    done = dlb_tree_ballot_advance((dlb_tree_ballot *)object);
+    DLB_END_EXCLUSIVE();
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+static PyObject *tree_ballot_agreed(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(dlb_tree_ballot_agreed((dlb_tree_ballot *)object));
+}
+
+static PyObject *tree_ballot_nbytes(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyLong_FromSize_t(((dlb_tree_ballot *)object)->plan->nbytes);
+}
+
+static PyObject *tree_ballot_arguments(PyObject *object, void *Py_UNUSED(closure)) {
+    return Py_NewRef(((dlb_tree_ballot *)object)->plan->arguments);
+}
+
+static PyObject *new_tree_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
+                                 PyObject *kwargs) {
+    static char *names[] = {"peers", "plan", "tensors", NULL};
+    PyObject *over, *given, *tensors;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!:TreeBallot", names,
+                                     &dlb_PeersType, &over, &dlb_TreePlanType, &given,
+                                     &PyList_Type, &tensors))
+        return NULL;
+    dlb_tree_plan *plan = (dlb_tree_plan *)given;
+    if (PyList_GET_SIZE(tensors) != plan->count ||
+        !dlb_tree_fits(plan, (dlb_peers *)over))
+        return PyErr_Format(PyExc_ValueError, "TreeBallot: the plan is of others");
+    dlb_tree_leaf *leaves = PyMem_Calloc((size_t)plan->count + 1, sizeof *leaves);
+    dlb_tree_ballot *made = NULL;
+    if (leaves == NULL)
+        return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < plan->count; i++) {
+        dlb_tensor *tensor =
+            dlb_expect_tensor(PyList_GET_ITEM(tensors, i), "TreeBallot");
+        if (tensor == NULL)
+            goto done;
+        if (!dlb_tree_has(plan, i, &tensor->dl)) {
+            PyErr_SetString(PyExc_ValueError, "TreeBallot: the plan is of others");
+            goto done;
+        }
+        leaves[i] = (dlb_tree_leaf){tensor->buffer,
+                                    (char *)tensor->dl.data + tensor->dl.byte_offset};
+    }
+    made = dlb_tree_ballot_new((dlb_peers *)over, plan, leaves, NULL);
+done:
+    PyMem_Free(leaves);
+    return (PyObject *)made;
+}
+
+static void dealloc_tree_ballot(PyObject *object) {
+    dlb_tree_ballot *self = (dlb_tree_ballot *)object;
+    Py_XDECREF(self->ballot); /* which keeps what MPI still uses */
+    for (Py_ssize_t i = 0; self->blocks != NULL && i < self->plan->block_count; i++)
+        if (self->blocks[i] != NULL)
+            dlb_buffer_drop(self->blocks[i]);
+    for (Py_ssize_t i = 0; self->outs != NULL && i < self->plan->count; i++)
+        if (self->outs[i].buffer != NULL)
+            dlb_buffer_drop(self->outs[i].buffer);
+    PyMem_Free(self->blocks);
+    PyMem_Free(self->outs);
+    Py_DECREF(self->plan);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMethodDef tree_ballot_methods[] = {
+    {"advance", tree_ballot_advance, METH_NOARGS,
+     "advance($self, /)\n--\n\nGo on; return whether it is over."},
+    {"results", ballot_results, METH_NOARGS,
+     "results($self, /)\n--\n\nReturn a Tensor for each one of the tree."},
+    {0},
+};
+
+static PyGetSetDef tree_ballot_fields[] = {
+    {"agreed", tree_ballot_agreed, NULL, "Whether all ranks make the same call.", NULL},
+    {"nbytes", tree_ballot_nbytes, NULL, "Bytes of all tensors.", NULL},
+    {"arguments", tree_ballot_arguments, NULL, "Those of the call, for texts.", NULL},
+    {0},
+};
+
+PyTypeObject dlb_TreeBallotType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.TreeBallot",
+    .tp_doc = "TreeBallot(peers, plan, tensors)\n--\n\n"
+              "A tree under way: agreement, then the reduction.",
+    .tp_basicsize = sizeof(dlb_tree_ballot),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_methods = tree_ballot_methods,
+    .tp_getset = tree_ballot_fields,
+    .tp_new = new_tree_ballot,
+    .tp_dealloc = dealloc_tree_ballot,
+};
