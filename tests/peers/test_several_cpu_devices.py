@@ -69,6 +69,14 @@ JAX = """
         with dlbridge.receipts() as log:
             check(dlbridge.to_jax(there, **policies), on, committed, there)
         assert log[0].copied_by is not None
+    gone = jax.device_put(jnp.arange(32.0), third)
+    gone.delete()
+    try:
+        dlbridge.to_jax(gone, copy=True)
+    except dlbridge.ExchangeError as error:
+        assert error.reason == "lazy", error
+    else:
+        raise AssertionError("a deleted array was copied")
     turned = jax.device_put(jnp.arange(32.0).reshape(4, 8).T, third)
     check(dlbridge.to_jax(turned, layout="contiguous", copy=True), third, True, turned)
     check(dlbridge.to_jax(there, device=cpus[1], copy=True), cpus[1], True, there)

@@ -288,7 +288,7 @@ class Jax(Framework):
     def place_of(self, x: Any) -> Any:
         if not _has_several_devices():
             return None
-        found = x.devices()
+        found = x.sharding.device_set  # also of one that is deleted
         device = next(iter(found)) if len(found) == 1 else None
         if device is None or device.platform != "cpu":
             return None
