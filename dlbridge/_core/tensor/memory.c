@@ -211,7 +211,7 @@ static dlb_buffer *allocate_copy(const DLTensor *source, DLDataType dtype,
 static void put_in(dlb_view *view, dlb_buffer *fresh, DLDataType dtype) {
     view->dl.data = fresh->data;
     view->dl.dtype = dtype;
-    set_row_major(view);
+    dlb_view_set_row_major(view);
     view->buffer = fresh;
     view->flags = 0;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
