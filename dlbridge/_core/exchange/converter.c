@@ -416,6 +416,8 @@ static bool read_device(PyObject *value, policy *out) {
     DLDevice device;
     if (value == Py_None)
         return true;
+    if (is_word(value, "cpu")) /* what is nearly always passed */
+        return out->on_cpu = true;
     if (dlb_read_device(value, &device, "Device") < 0) {
         dlb_clear_error(); /* Python says it again */
         return false;
@@ -665,19 +667,17 @@ static PyObject *begin_receipt(PyObject *x, PyObject *target, const dlb_view *vi
 
 /* Where the memory of the result is, if C can read that. */
 static int see_result(PyObject *receipt, const route *along, PyObject *result) {
-    dlb_view view;
+    const void *address;
     if (along->kind == TO_TENSOR)
         dlb_receipt_seen(receipt, ((dlb_tensor *)result)->dl.data);
     else if (along->kind == TO_NUMPY)
         dlb_receipt_seen(receipt, PyArray_DATA((PyArrayObject *)result));
     else {
-        int status = dlb_look(result, &view);
+        int status = dlb_look_address(result, &address);
         if (status < 0)
             return -1;
-        if (status == 0) {
-            dlb_receipt_seen(receipt, view.dl.data);
-            dlb_buffer_drop(view.buffer);
-        }
+        if (status == 0)
+            dlb_receipt_seen(receipt, address);
     }
     return 0;
 }

@@ -57,6 +57,8 @@ PyObject *dlb_numpy_descr(DLDataType dtype); /* NULL without an exception: none 
 int dlb_take(PyObject *x, dlb_view *view);
 /* The same, also while receipts are written, in which it leaves none. */
 int dlb_look(PyObject *x, dlb_view *view);
+/* Where the memory of x begins, by the same ways. */
+int dlb_look_address(PyObject *x, const void **address);
 /* For receipts: whose x is that was just taken, and by which entry; see
  * `dlb_receipt_new`. A new reference, or NULL with an error. */
 PyObject *dlb_take_source(PyObject *x, const dlb_view *view, const char **taken);

@@ -992,6 +992,27 @@ int dlb_look(PyObject *x, dlb_view *view) {
     return take_any(x, view);
 }
 
+int dlb_look_address(PyObject *x, const void **address) {
+    const entry_t *entry = entry_of(x);
+    bool is_queried =
+        entry != NULL && entry->kind == TORCH_PUBLIC && dlb_torch_may_query();
+    dlb_view view;
+    int status;
+    if (is_queried) { /* to lend it would fix its size */
+        int is_lendable = dlb_torch_query_lendable(x, true);
+        status = is_lendable == 1  ? dlb_torch_query_memory(x, &view.dl)
+                 : is_lendable < 0 ? -1
+                                   : DLB_DECLINED;
+        status = or_declined(status);
+    } else
+        status = take_any(x, &view);
+    if (status == 0)
+        *address = view.dl.data;
+    if (status == 0 && !is_queried)
+        dlb_buffer_drop(view.buffer);
+    return status;
+}
+
 static int take_detached(PyObject *x, dlb_view *view) {
     PyObject *detached = detach(x);
     int status = detached == NULL ? -1 : take_any(detached, view);
