@@ -71,12 +71,15 @@ SYMBOLS = {
 PROCESSOR = "x86_64"
 _PLACES = Places(16, 168, 16, 16, 24, 32, 48, 57)
 _EARLIER = _PLACES._replace(keys=176)
+_EARLIEST = _EARLIER._replace(tensor=24)
 PROVED = {
-    "2.6.0": Proof(_EARLIER._replace(tensor=24), SYMBOLS),
+    "2.6.0": Proof(_EARLIEST, SYMBOLS),
+    "2.9.1": Proof(_EARLIEST, SYMBOLS),
     "2.10.0": Proof(_EARLIER, SYMBOLS),
     "2.11.0": Proof(_EARLIER, SYMBOLS),
     "2.12.0": Proof(_EARLIER, SYMBOLS),
     "2.13.0": Proof(_PLACES, SYMBOLS),
+    "2.14.0": Proof(_PLACES, SYMBOLS),
     "2.14.1": Proof(_PLACES, SYMBOLS),
     "2.15.0": Proof(_PLACES, SYMBOLS),
 }
