@@ -290,6 +290,13 @@ class KernelBase:
         `source` names the caller's array type in the texts of errors. Returns None, but without a
         schema what a function of tvm-ffi returned."""
 
+    def serve_lists(self, places: tuple[bool, ...], kernels: dict[Any, Any], /) -> None:
+        """Let calls with lists of tensors be made in C, by other kernels: see kernels/lists.py.
+
+        `places`: for each argument by position whether it is a list; `kernels`: by the lengths of
+        the lists a kernel, and the lengths of its results, -1 for one that is no list.
+        """
+
     def publish(self, key: str, /) -> None:
         """Make this kernel what its name means from now on, in the whole process."""
 

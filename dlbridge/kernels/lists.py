@@ -20,6 +20,7 @@ from inspect import Signature
 from typing import TYPE_CHECKING, Any
 
 from dlbridge import registry
+from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels import binding, gradients
 from dlbridge.kernels.gradients import Automatic, Derivative, Jvp, Rule, Vjp
@@ -45,6 +46,11 @@ class Lists:
         self._kernels: dict[tuple[int, ...], Kernel] = {}
         self._are_lists = [part.many is not None for part in self.schema.tensors]
         self._lock = registry.lock()
+        # Of calls that C makes by itself: the kernel, and the lengths of its results.
+        self._direct: dict[tuple[int, ...], tuple[Kernel, tuple[int, ...]]] = {}
+        by_position = [part for part in self.schema.parameters if not part.keyword_only]
+        if all(part.keyword_only is False for part in self.schema.tensors):
+            whole.serve_lists(tuple([part.many is not None for part in by_position]), self._direct)
 
     @property
     def schema(self) -> Schema:
@@ -76,7 +82,16 @@ class Lists:
         """
         lengths = tuple([len(each) for each, is_list in zip(tensors, self._are_lists) if is_list])  # noqa: B905
         found = self._kernels.get(lengths)  # which fitted before
-        return found or self.kernel(lengths_of(self.schema, tensors))
+        if found is None or lengths not in self._direct:
+            found = self.kernel(lengths_of(self.schema, tensors))
+            self._serve_directly(found)
+        return found
+
+    def _serve_directly(self, kernel: Kernel) -> None:
+        flat = kernel.flat
+        assert flat is not None
+        counts = tuple([-1 if count is None else count for count in flat.results])
+        self._direct[flat.lengths] = kernel, counts
 
     def kernel(self, lengths: tuple[int, ...]) -> Kernel:
         """Return the kernel for lists of these lengths.
@@ -149,11 +164,12 @@ class Lists:
     def function(self, framework: str) -> Callable[..., Any]:
         """Return what `kernel.<framework>` is."""
         kernel = self.whole
+        called = native.bind_kernel(kernel, framework, kernel.__name__, kernel.__doc__)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if kernel.prepare("traced"):
                 return kernel.traced(*args, **kwargs)
-            return self.call(framework, args, kwargs)
+            return called(*args, **kwargs)
 
         call.__name__ = kernel.__name__
         call.__qualname__ = kernel.__qualname__

@@ -234,6 +234,60 @@ def test_lists_of_any_length(scale: dlbridge.Kernel) -> None:
     assert [each.tolist() for each in scale(by, (f32(1), f32(2, 3)))] == [[3], [6, 9]]
 
 
+def test_calls_in_c_and_in_python_agree(scale: dlbridge.Kernel, step: dlbridge.Kernel) -> None:
+    """From the second call with the same lengths on, plain tensors are called in C."""
+    by, xs = np.full((), 2, "float32"), [f32(1), f32(2, 3)]
+    for call in (scale, scale.numpy):
+        for given in (xs, tuple(xs)):
+            found = call(by, given)
+            assert type(found) is list
+            assert [each.tolist() for each in found] == [[2], [4, 6]]
+        assert call(by, xs=xs)[1].tolist() == [4, 6]
+        assert call(by, []) == []
+        assert call(by, xs[:1])[0].tolist() == [2]
+        outs = (f32(0), f32(0, 0))
+        assert call(by, xs, out=outs)[1] is outs[1]
+        with pytest.raises(UnsupportedTypeError, match=r"'xs\[1\]': expected a tensor, got str"):
+            call(by, [xs[0], "x"])
+        with pytest.raises(UnsupportedTypeError, match="'rate': not expected"):
+            call(by, xs, rate=1)
+    torch = pytest.importorskip("torch")
+    for _ in range(2):
+        with pytest.raises(UnsupportedTypeError, match="numpy"):
+            scale.torch(by, xs)
+        with pytest.raises(UnsupportedTypeError, match="torch"):
+            scale(torch.tensor(2.0), xs)
+        rows = scale(torch.tensor(2.0), [torch.ones(1), torch.ones(2, requires_grad=True)])
+        assert [row.requires_grad for row in rows] == [False, True] or rows[1].requires_grad
+        x = torch.ones(3)
+        version = x._version
+        step([x], [x.clone()], rate=1)
+        assert x._version > version
+
+
+def test_results_beside_lists_that_are_called_in_c() -> None:
+    source = """
+    #include "dlbridge_kernel.h"
+    int ends(dlb_context *context, DLTensor *args, int count) {
+        for (int i = 1; i < count; i++)
+            ((float *)args[i].data)[0] = (float)i * ((const float *)args[0].data)[0];
+        return 0;
+    }
+    """
+    x = f32(5)
+    for results, expected in (
+        ("(a: f32[1], b: f32[1][2], c: f32[1])", [[5], [[10], [15]], [20]]),
+        ("(a: f32[1][1], b: f32[1][0])", [[[5]], []]),
+        ("f32[1][1]", [[5]]),
+        ("f32[1][0]", []),
+    ):
+        ends = dlbridge.compile_c(source, "ends", f"lists::ends(xs: f32[1][]) -> {results}")
+        for _ in range(2):
+            found = ends([x])
+            lists = [[e.tolist() for e in r] if isinstance(r, list) else r.tolist() for r in found]
+            assert lists == expected
+
+
 def test_one_tensor_twice(scale: dlbridge.Kernel) -> None:
     x = f32(1, 2)
     assert [each.tolist() for each in scale(np.ones((), "f4"), [x, x])] == [[1, 2], [1, 2]]

@@ -16,6 +16,8 @@ typedef struct {
     PyObject *arguments; /* Schema.encode_arguments(), a tuple; NULL without a schema */
     /* A JaxCaller for calls with nothing but JAX arrays, or NULL; set once. */
     _Atomic(PyObject *) jax;
+    /* Of a kernel with lists of tensors: see lists.c; NULL: it has none. Set once. */
+    PyObject *list_places, *list_kernels;
     dlb_call_plan *plan; /* of call.c, with the call-site caches */
     PyObject *weak_references;
 } dlb_kernel_object;
@@ -73,6 +75,13 @@ void dlb_free_call_plan(dlb_call_plan *plan);
  * exception. */
 int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
                      dlb_frame *frame, dlb_scalar *scalar);
+
+/* ---- lists.c: calls with lists of tensors ---- */
+
+/* The call of the kernel that serves lists of these lengths, where there is one by now
+ * and the call is direct. NULL without an exception: declined. */
+PyObject *dlb_call_lists(const dlb_kernel_object *self, dlb_family family,
+                         PyObject *const *args, Py_ssize_t count, PyObject *names);
 
 /* ---- jax.c ---- */
 extern PyTypeObject dlb_JaxCallerType;

@@ -417,6 +417,22 @@ static PyObject *publish(PyObject *self, PyObject *key) {
     Py_RETURN_NONE;
 }
 
+/* serve_lists(places, kernels): for each argument by position whether it is a list of
+ * tensors; and by the lengths of the lists the kernel that serves them, with the
+ * lengths of its results. */
+static PyObject *serve_lists(PyObject *self, PyObject *args) {
+    PyObject *places, *kernels;
+    if (!PyArg_ParseTuple(args, "O!O!:serve_lists", &PyTuple_Type, &places,
+                          &PyDict_Type, &kernels))
+        return NULL;
+    if (as_kernel(self)->list_places != NULL ||
+        PyTuple_GET_SIZE(places) > DLB_MAX_TENSORS + DLB_MAX_SCALARS)
+        return PyErr_Format(PyExc_ValueError, "serve_lists: twice, or too many places");
+    as_kernel(self)->list_kernels = Py_NewRef(kernels);
+    as_kernel(self)->list_places = Py_NewRef(places);
+    Py_RETURN_NONE;
+}
+
 static PyObject *get_name(PyObject *self, void *Py_UNUSED(closure)) {
     return PyUnicode_FromString(as_kernel(self)->kernel->name);
 }
@@ -436,6 +452,7 @@ static PyObject *jax_of(dlb_kernel_object *self) {
 static int kernel_traverse(PyObject *object, visitproc visit, void *arg) {
     dlb_kernel_object *self = as_kernel(object);
     Py_VISIT(self->arguments);
+    Py_VISIT(self->list_kernels);
     Py_VISIT(jax_of(self));
     if (owns_kernel(self)) {
         Py_VISIT((PyObject *)self->kernel->schema);
@@ -448,6 +465,8 @@ static int kernel_traverse(PyObject *object, visitproc visit, void *arg) {
 static int kernel_clear(PyObject *object) {
     dlb_kernel_object *self = as_kernel(object);
     Py_CLEAR(self->arguments);
+    Py_CLEAR(self->list_places);
+    Py_CLEAR(self->list_kernels);
     Py_XDECREF(atomic_exchange(&self->jax, NULL));
     if (owns_kernel(self)) {
         PyObject *schema = self->kernel->schema, *keeps = self->kernel->keeps;
@@ -466,6 +485,8 @@ static void kernel_dealloc(PyObject *object) {
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->arguments);
+    Py_CLEAR(self->list_places);
+    Py_CLEAR(self->list_kernels);
     Py_XDECREF(atomic_exchange(&self->jax, NULL));
     dlb_free_call_plan(self->plan);
     if (self->kernel != NULL)
@@ -486,6 +507,9 @@ static PyMethodDef methods[] = {
     {"publish", publish, METH_O,
      "publish($self, key, /)\n--\n\n"
      "Make this kernel what its name means from now on, in the whole process."},
+    {"serve_lists", serve_lists, METH_VARARGS,
+     "serve_lists($self, places, kernels, /)\n--\n\n"
+     "Call the kernels for lists of tensors by the lengths of the lists."},
     {NULL, NULL, 0, NULL},
 };
 

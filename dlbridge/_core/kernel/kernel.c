@@ -347,7 +347,8 @@ static int check_written(const dlb_kernel *kernel, dlb_frame *frame,
          i = dlb_set_next(frame->written, count, i + 1)) {
         if (spans[i].low == spans[i].high)
             continue;
-        if (dlb_overlaps_itself(&frame->tensors[i]))
+        const DLTensor *tensor = &frame->tensors[i];
+        if (!dlb_is_row_major(tensor) && dlb_overlaps_itself(tensor))
             return dlb_frame_refuse(kernel, frame, i, "overlap", i);
         if (!kernel->may_overlap && check_overlap(kernel, frame, i, spans) < 0)
             return -1;

@@ -230,8 +230,8 @@ typedef struct {
     const char *source;   /* "torch.Tensor", "jax.Array", … for texts; may be NULL */
     void *const *objects; /* Python's own of `tensors`, for who must keep memory alive;
                              NULL: unknown */
-    void *returned; /* without a schema: what the function returned, a PyObject, one
-                       reference; NULL: None */
+    void *returned;     /* without a schema: what the function returned, a PyObject, one
+                           reference; NULL: None */
     dlb_frame_room own; /* where the arrays above lie, but for calls of large kernels */
     void *large;        /* where those lie; NULL: none */
     dlb_bindings bindings;
