@@ -400,7 +400,7 @@ def is_native_to(kernel: Kernel, framework: str) -> bool:
 def _encode_cost(recipe: Recipe) -> tuple[tuple[str, int], ...] | None:
     if recipe.schema is None or recipe.cost is None:
         return None
-    return encode_cost(recipe.schema, recipe.cost)
+    return encode_cost(recipe.schema, recipe.cost, recipe.flat.known if recipe.flat else {})
 
 
 def _signature(schema: Schema | None) -> inspect.Signature:

@@ -164,7 +164,7 @@ class Lists:
     def function(self, framework: str) -> Callable[..., Any]:
         """Return what `kernel.<framework>` is."""
         kernel = self.whole
-        called = native.bind_kernel(kernel, framework, kernel.__name__, kernel.__doc__)
+        called = native.bind_kernel(kernel, framework, kernel.__name__, kernel.__doc__ or "")
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if kernel.prepare("traced"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dlbridge
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 
 
@@ -48,3 +49,16 @@ def test_a_destination_that_overlaps_itself_is_refused(twice: Any, increment: An
         with pytest.raises(ExchangeError):
             write(broad)
     assert one.tolist() == [0]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_one_destination_for_two_results_is_refused(framework: str) -> None:
+    torch = pytest.importorskip("torch")
+    schema = f"destinations::both_{framework}(x: f32[n]) -> (f32[n], f32[n])"
+    both = dlbridge.wrap(lambda x: (x + 1, x + 2), schema, abi=f"python:{framework}")
+    x, out = torch.ones(2), torch.zeros(2)
+    for call in (both, both.torch):
+        with pytest.raises(ExchangeError, match=r"'out(_1|.1.)'.* memory shared with 'out"):
+            call(x, out=(out, out))
+    assert out.tolist() == [0, 0]
+    assert [each.tolist() for each in both(x, out=(out, torch.zeros(2)))] == [[2, 2], [3, 3]]

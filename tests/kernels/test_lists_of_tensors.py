@@ -23,7 +23,7 @@ from dlbridge.errors import (
     KernelError,
     UnsupportedTypeError,
 )
-from dlbridge.kernels.schema import Schema, flatten, gather, lengths_of, spread
+from dlbridge.kernels.schema import Schema, encode_cost, flatten, gather, lengths_of, spread
 from dlbridge.testing import check_kernel
 
 SOURCE = r"""
@@ -238,8 +238,8 @@ def test_calls_in_c_and_in_python_agree(scale: dlbridge.Kernel, step: dlbridge.K
     """From the second call with the same lengths on, plain tensors are called in C."""
     by, xs = np.full((), 2, "float32"), [f32(1), f32(2, 3)]
     for call in (scale, scale.numpy):
-        for given in (xs, tuple(xs)):
-            found = call(by, given)
+        for several in (xs, tuple(xs)):
+            found = call(by, several)
             assert type(found) is list
             assert [each.tolist() for each in found] == [[2], [4, 6]]
         assert call(by, xs=xs)[1].tolist() == [4, 6]
@@ -286,6 +286,22 @@ def test_results_beside_lists_that_are_called_in_c() -> None:
             found = ends([x])
             lists = [[e.tolist() for e in r] if isinstance(r, list) else r.tolist() for r in found]
             assert lists == expected
+
+
+def test_the_cost_of_a_call_knows_the_lengths_of_lists() -> None:
+    schema = Schema.parse("lists::cost(xs: f32[n][k], ys: f32[?m][j])")
+    flat = flatten(schema, (3, 2))
+    assert encode_cost(flat.schema, "n * k + j", flat.known) == (
+        ("n", 0), ("c", 3), ("*", 0), ("c", 2), ("+", 0)
+    )  # fmt: skip
+    step = compiled(
+        "step", "lists::cheap(xs!: f32[n][k], grads: f32[n][k], *, rate: float)", cost="n*k"
+    )
+    x = f32(1)
+    step([x], [f32(1)], rate=1)
+    assert x.tolist() == [0]
+    with pytest.raises(ArgumentError, match=r"cost: 'm' is not a dimension.* it has .*n.*, k, j"):
+        dlbridge.wrap(lambda xs, ys: None, schema, abi="python:numpy", cost="m")
 
 
 def test_one_tensor_twice(scale: dlbridge.Kernel) -> None:

@@ -32,11 +32,19 @@ from dlbridge.frameworks.torch.operators import (
     own_dtype,
     written,
 )
-from dlbridge.kernels.binding import Binding
+from dlbridge.kernels.binding import Binding, explain
 from dlbridge.kernels.kernel import Kernel, Shortcut, all_known, is_native_to, serving
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
-from dlbridge.kernels.schema import Arguments, Schema, described, refusal, refuse_scalar, unfit
+from dlbridge.kernels.schema import (
+    Arguments,
+    Described,
+    Schema,
+    described,
+    refusal,
+    refuse_scalar,
+    unfit,
+)
 from dlbridge.signals import is_from_handler
 
 _OLDEST = "2.6"  # with all that operators need: register_vmap, substitute_in_graph
@@ -323,7 +331,9 @@ def call_own(kernel: Kernel, arguments: Arguments) -> Any:
     seen = [None if each is None else described(each) for each in tensors]
     bindings = schema.bind(seen, arguments.scalars)
     if arguments.out is not None:
-        schema.check_out(bindings, [described(each) for each in arguments.out])
+        outs = [described(each) for each in arguments.out]
+        schema.check_out(bindings, outs)
+        _refuse_twice(kernel, arguments.out, [*seen, *outs])
     function = _function_for(kernel, tensors)
     first = next((each for each in tensors if each is not None), None)
     out, place = arguments.out, _special(function, schema, "out")
@@ -348,6 +358,17 @@ def call_own(kernel: Kernel, arguments: Arguments) -> Any:
     for destination, result in zip(out, results, strict=True):
         destination.copy_(result)
     return _unpack(out)
+
+
+def _refuse_twice(kernel: Kernel, out: Sequence[Any], seen: Sequence[Described | None]) -> None:
+    """Refuse a tensor that is to hold two results; `seen`: the inputs, then those of `out`."""
+    first = len(seen) - len(out)
+    for place, each in enumerate(out):
+        before = next((at for at in range(place) if out[at] is each), None)
+        if before is not None and kernel.overlap != "allow":
+            tensors = [one and (one.shape, one.dtype, one.source, one.device) for one in seen]
+            places = first + place, "overlap", first + before
+            raise explain(kernel.name, kernel.schema, tensors, (), *places)
 
 
 def traceable_own(kernel: Kernel) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ class Flat(NamedTuple):
         counts: of each tensor argument of `whole`, how many tensors it is; None without a list.
         results: the same of its results.
         written: the same of the arguments that are written in place.
+        known: the lengths that have names, in `whole` as dimensions.
     """
 
     whole: Schema
@@ -45,6 +46,7 @@ class Flat(NamedTuple):
     counts: tuple[int | None, ...]
     results: tuple[int | None, ...]
     written: tuple[int | None, ...]
+    known: dict[str, int]
 
     @property
     def sizes(self) -> list[int]:
@@ -164,7 +166,7 @@ def flatten(schema: Schema, lengths: Sequence[int]) -> Flat:
         raise _impossible(schema, counts, flaw.text)
     flat = Schema(schema.namespace, schema.name, parameters, given, elements=True)
     written = tuple([counts[place] for place in schema.mutated])
-    return Flat(schema, flat, tuple(lengths), counts, results, written)
+    return Flat(schema, flat, tuple(lengths), counts, results, written, constants)
 
 
 def _result_length(schema: Schema, part: Result, known: dict[str, int]) -> int:

@@ -1035,23 +1035,37 @@ def encode_expression(
     )
 
 
-def encode_cost(schema: Schema, cost: int | str) -> tuple[tuple[str, int], ...]:
+def encode_cost(
+    schema: Schema, cost: int | str, lengths: Mapping[str, int]
+) -> tuple[tuple[str, int], ...]:
     """Return the steps that compute the cost of a call from the schema's dimensions.
+
+    Args:
+        schema: without lists.
+        cost: a number or an expression.
+        lengths: of lists, by the names that they have in the schema with lists.
 
     Raises:
         ArgumentError: it is no expression, or has a name that the schema does not know.
     """
 
     def number(name: str) -> int:
+        if name in lengths:
+            return len(schema.names) + list(lengths).index(name)
         if name not in schema.names:
-            known = ", ".join(schema.names) or "none"
+            known = ", ".join([*schema.names, *lengths]) or "none"
             raise ArgumentError(
                 f"{schema.qualified}: cost: {name!r} is not a dimension of the schema; it "
                 f"has {known}"
             )
         return schema.names.index(name)
 
-    return encode_expression(schema, "cost", cost, number)
+    count = len(schema.names)
+    values = list(lengths.values())
+    return tuple(
+        ("c", values[value - count]) if operation == "n" and value >= count else (operation, value)
+        for operation, value in encode_expression(schema, "cost", cost, number)
+    )
 
 
 def encode_arguments(schema: Schema) -> tuple[Any, ...]:
