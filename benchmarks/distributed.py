@@ -28,6 +28,15 @@ from benchmarks.timing import describe_machine, render
 SIZES = {"8 B": 8, "1 KiB": 2**10, "4 KiB": 2**12, "8 KiB": 2**13, "64 KiB": 2**16}
 SIZES |= {"1 MiB": 2**20, "64 MiB": 2**26}
 FRAMEWORKS = ("numpy", "torch", "jax", "dlbridge")
+FOR_JAX = "mpi4py for jax"  # mpi4py on np.asarray(x), and an array of JAX of what came
+TREES: dict[str, list[tuple[int, ...]]] = {  # shapes of float32
+    "4 of 8 MiB": [(2**21,)] * 4,
+    "50, 26 MiB": [
+        *(shape for c in (64, 128, 256, 512) for shape in [(c, c // 2, 3, 3), (c,), (c,)] * 4),
+        *((1000, 512), (1000,)),
+    ],
+    "1,000 of 256 B": [(64,)] * 1000,
+}
 
 
 class Effort(NamedTuple):
@@ -46,17 +55,10 @@ LARGE = 2**20  # from here on a batch is one call, and a tenth of the batches ar
 def run(*, quick: bool = False) -> dict[str, Any]:
     """Start the jobs, print their tables and what is asked of them; return the figures."""
     options = ["--quick"] if quick else []
-    version, rows = _measured(_job(2, "distributed", options))
+    version, (rows, trees) = _measured(_job(2, "distributed", options))
     print(f"Two ranks, {version}; us: the fastest batch\n")
-    header = ["call", "size", "mpi4py on NumPy", *FRAMEWORKS]
-    lines = []
-    for row in rows:
-        raw = row["us"]["mpi4py"]
-        ours = [row["us"].get(name) for name in FRAMEWORKS]
-        cells = ["-" if us is None else f"{us:,.1f} ({us / raw:.2f} x)" for us in ours]
-        lines.append([row["call"], row["size"], f"{raw:,.1f}", *cells])
-    print(render(header, lines))
-    print()
+    _show_calls(rows)
+    _show_trees(trees)
     _, edges = _measured(_job(2, "servers", options))
     servers.show(edges["rows"])
     print()
@@ -68,11 +70,21 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         print()
     _, hop = _measured(_job(hops.RANKS, "hops", options))
     hosts = two_hosts.run(quick=quick)
+    apart = two_hosts.measured("benchmarks.distributed", options)
+    if apart is not None:
+        print("The calls between two hosts, MPICH over TCP; us: the fastest batch\n")
+        _show_calls(apart[0])
+        _show_trees(apart[1])
     parts = partition.run(quick=quick)
     bars = [
         *_bars_of_edges(edges),
         *_bars_of_grpc(edges["rows"], grpc or {}),
         *_bars_of_reductions(rows),
+        *_bars_of_jax(rows),
+        *[
+            Bar(f"allreduce of a tree, {name}", us["tree"] / us["flat"], 1.1, "x a flat one")
+            for name, us in trees.items()
+        ],
         Bar(f"{hops.RANKS} ranks, a hop, median", hop["median"], 300, "us"),
         *[
             Bar(f"two hosts, {size} there and back", us["messages"] / us["mpi4py"], bar, "x mpi4py")
@@ -89,6 +101,8 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     return {
         "machine": describe_machine(),
         "rows": rows,
+        "trees": trees,
+        "apart": apart,
         "edges": edges,
         "grpc": grpc,
         "hop": hop,
@@ -96,6 +110,31 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         "partition": parts,
         "bars": [[*each, each.is_met()] for each in bars],
     }
+
+
+def _show_calls(rows: list[dict[str, Any]]) -> None:
+    header = ["call", "size", "mpi4py on NumPy", *FRAMEWORKS, "jax, of " + FOR_JAX]
+    lines = []
+    for row in rows:
+        us = row["us"]
+        cells = [
+            "-" if name not in us else f"{us[name]:,.1f} ({us[name] / us['mpi4py']:.2f} x)"
+            for name in FRAMEWORKS
+        ]
+        same = f"{us['jax'] / us[FOR_JAX]:.2f} x" if FOR_JAX in us else "-"
+        lines.append([row["call"], row["size"], f"{us['mpi4py']:,.1f}", *cells, same])
+    print(render(header, lines))
+    print()
+
+
+def _show_trees(trees: dict[str, dict[str, float]]) -> None:
+    print("allreduce of a list of tensors of NumPy, and of as many bytes in one\n")
+    lines = [
+        [name, f"{us['flat']:,.0f}", f"{us['tree']:,.0f} ({us['tree'] / us['flat']:.2f} x)"]
+        for name, us in trees.items()
+    ]
+    print(render(["tensors", "one", "the list"], lines))
+    print()
 
 
 def _job(ranks: int, module: str, options: list[str]) -> list[str]:
@@ -160,8 +199,18 @@ def _bars_of_reductions(rows: list[dict[str, Any]]) -> list[Bar]:
         Bar(f"allreduce of {row['size']}, {name}", us / row["us"]["mpi4py"], 1.1, "x mpi4py")
         for row in rows
         for name, us in row["us"].items()
-        if row["call"] == "allreduce" and SIZES[row["size"]] >= 2**10 and name != "mpi4py"
+        if row["call"] == "allreduce" and SIZES[row["size"]] >= 2**10 and name in FRAMEWORKS
     ]
+
+
+def _bars_of_jax(rows: list[dict[str, Any]]) -> list[Bar]:
+    """Return the calls with small arrays of JAX, beside mpi4py with the same copies."""
+    return [
+        Bar(f"{row['call']} of {row['size']}, jax", row["us"]["jax"] / row["us"][FOR_JAX], 2,
+            "x " + FOR_JAX)
+        for row in rows
+        if FOR_JAX in row["us"] and SIZES[row["size"]] < 2**16
+    ]  # fmt: skip
 
 
 def _measured(command: list[str]) -> tuple[str, Any]:
@@ -194,9 +243,16 @@ def main() -> None:
     rows.append({"call": "barrier", "size": "", "us": us})
     us = measure(world, many(), effort._replace(batches=3))
     rows.append({"call": "waitall", "size": f"{MANY:,} x 8 B", "us": us})
+    trees = {
+        name: measure(world, tree(shapes), effort._replace(batches=max(3, effort.batches // 8)))
+        for name, shapes in TREES.items()
+    }
     if world.rank == 0:
         print(MPI.Get_library_version().split("\n")[0].strip("\0"))
-        print(json.dumps(rows))
+        print(json.dumps([rows, trees]))
+        for path in sys.argv[1:]:  # between hosts, the output has warnings of MPI's as well
+            if not path.startswith("--"):
+                Path(path).write_text(json.dumps([rows, trees]))
 
 
 def sources(nbytes: int, rows: int = 1) -> dict[str, Any]:
@@ -213,6 +269,13 @@ def sources(nbytes: int, rows: int = 1) -> dict[str, Any]:
     return made
 
 
+def for_jax(raw: Callable[[Any], Any], x: Any) -> Callable[[], object]:
+    """Return what mpi4py does with an array of JAX, from and to its arrays."""
+    import jax
+
+    return lambda: jax.numpy.asarray(raw(np.asarray(x)))
+
+
 def reductions(nbytes: int) -> dict[str, Callable[[], object]]:
     """Return an allreduce by each way; mpi4py's makes its result too, as ours do."""
     from mpi4py import MPI
@@ -220,12 +283,58 @@ def reductions(nbytes: int) -> dict[str, Callable[[], object]]:
     from dlbridge import mpi
 
     world, array = MPI.COMM_WORLD, np.ones(nbytes // 4, np.float32)
-    ways: dict[str, Callable[[], object]] = {
-        "mpi4py": lambda: world.Allreduce(array, np.empty_like(array))
-    }
+
+    def raw(x: Any) -> Any:
+        world.Allreduce(x, made := np.empty_like(x))
+        return made
+
+    ways: dict[str, Callable[[], object]] = {"mpi4py": partial(raw, array)}
     for name, x in sources(nbytes).items():
-        ways[name] = lambda x=x: mpi.allreduce(x)  # type: ignore[misc]
+        ways[name] = partial(mpi.allreduce, x)
+        if name == "jax":
+            ways[FOR_JAX] = for_jax(raw, x)
     return ways
+
+
+class OfMpi4py:
+    """The collectives of mpi4py, which make their results too."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+
+    def reduce(self, x: Any) -> Any:
+        self.world.Reduce(x, made := np.empty_like(x) if self.world.rank == 0 else None)
+        return x if made is None else made
+
+    def spread(self, x: Any) -> Any:
+        self.world.Bcast(made := x if self.world.rank == 0 else np.empty_like(x))
+        return made
+
+    def spread_and_wait(self, x: Any) -> Any:
+        made = self.spread(x)
+        self.world.Barrier()
+        return made
+
+    def gather(self, x: Any) -> Any:
+        self.world.Allgather(x, made := np.empty((self.world.size, *x.shape), x.dtype))
+        return made
+
+    def gather_at_one(self, x: Any) -> Any:
+        made = np.empty((self.world.size, *x.shape), x.dtype) if self.world.rank == 0 else None
+        self.world.Gather(x, made)
+        return x if made is None else made
+
+    def hand_out(self, x: Any) -> Any:
+        self.world.Scatter(x if self.world.rank == 0 else None, made := np.empty_like(x[0]))
+        return made
+
+    def exchange(self, x: Any) -> Any:
+        self.world.Alltoall(x, made := np.empty_like(x))
+        return made
+
+    def scatter(self, x: Any) -> Any:
+        self.world.Reduce_scatter_block(x, made := np.empty_like(x[0]))
+        return made
 
 
 def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
@@ -236,59 +345,40 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
 
     world = MPI.COMM_WORLD
     array = np.ones((world.size, nbytes // 4 // world.size), np.float32)
-    into = array.copy()
-
-    def reduce() -> None:
-        world.Reduce(array, np.empty_like(array) if world.rank == 0 else None)
-
-    def spread() -> None:
-        world.Bcast(into)
-        world.Barrier()
 
     def ours(x: Any) -> None:
         mpi.bcast(x)
         mpi.barrier()
 
-    def copy() -> None:
-        if world.rank == 0:
-            world.Bcast(array)
-        else:
-            world.Bcast(np.empty_like(array))
-
-    def gather() -> None:
-        world.Allgather(array, np.empty((world.size, *array.shape), array.dtype))
-
-    def exchange() -> None:
-        world.Alltoall(array, np.empty_like(array))
-
-    def scatter() -> None:
-        world.Reduce_scatter_block(array, np.empty_like(array[0]))
-
-    raw: dict[str, Callable[[], object]] = {
-        "reduce": reduce,
-        "bcast": copy,
-        "bcast and barrier": spread,
-        "allgather": gather,
-        "reduce_scatter": scatter,
-        "alltoall": exchange,
-        "alltoall, timeout=": exchange,
+    raw_of = OfMpi4py(world)
+    calls: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+        "reduce": (raw_of.reduce, mpi.reduce),
+        "bcast": (raw_of.spread, mpi.bcast),
+        "bcast and barrier": (raw_of.spread_and_wait, ours),
+        "allgather": (raw_of.gather, mpi.allgather),
+        "gather": (raw_of.gather_at_one, mpi.gather),
+        "scatter": (raw_of.hand_out, mpi.scatter),
+        "reduce_scatter": (raw_of.scatter, mpi.reduce_scatter),
+        "alltoall": (raw_of.exchange, mpi.alltoall),
+        "alltoall, timeout=": (raw_of.exchange, partial(mpi.alltoall, timeout=60.0)),
     }
-    by_dlbridge: dict[str, Callable[[Any], object]] = {
-        "reduce": mpi.reduce,
-        "bcast": mpi.bcast,
-        "bcast and barrier": ours,
-        "allgather": mpi.allgather,
-        "reduce_scatter": mpi.reduce_scatter,
-        "alltoall": mpi.alltoall,
-        "alltoall, timeout=": partial(mpi.alltoall, timeout=60.0),
-    }
-    return {
-        call: {
-            "mpi4py": raw[call],
-            **{name: partial(way, x) for name, x in sources(nbytes, world.size).items()},
-        }
-        for call, way in by_dlbridge.items()
-    }
+    made: dict[str, dict[str, Callable[[], object]]] = {}
+    for call, (raw, way) in calls.items():
+        made[call] = {"mpi4py": partial(raw, array)}
+        for name, x in sources(nbytes, world.size).items():
+            made[call][name] = partial(way, x)
+            if name == "jax":
+                made[call][FOR_JAX] = for_jax(raw, x)
+    return made
+
+
+def tree(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], object]]:
+    """Return an allreduce of tensors of these shapes, and one of as many elements."""
+    from dlbridge import mpi
+
+    tensors = [np.ones(shape, np.float32) for shape in shapes]
+    flat = np.ones(sum(each.size for each in tensors), np.float32)
+    return {"flat": partial(mpi.allreduce, flat), "tree": partial(mpi.allreduce, tensors)}
 
 
 def echoes(nbytes: int) -> dict[str, Callable[[], object]]:

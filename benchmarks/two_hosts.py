@@ -133,21 +133,28 @@ def _remove(name: str) -> None:
         _ip("netns", "del", name)
 
 
-def run(*, quick: bool) -> dict[str, Any] | None:
-    """Measure on both hosts, and print the table; return the figures, None without hosts."""
+def measured(module: str, options: list[str]) -> Any:
+    """Return what a module of the benchmarks writes to a file on both hosts, None without hosts."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH')}"}
     try:
         with hosts() as both:
             figures = both.folder / "figures.json"
-            words = both.command("-m", "benchmarks.two_hosts", figures, *["--quick"][: int(quick)])
+            words = both.command("-m", module, figures, *options)
             done = subprocess.run(
                 words, env=environment, capture_output=True, text=True, timeout=600
             )
             if done.returncode != 0:
                 raise RuntimeError(f"status {done.returncode}: {done.stdout}\n{done.stderr}")
-            us: dict[str, dict[str, float]] = json.loads(figures.read_text())
+            return json.loads(figures.read_text())
     except NoHostsError as reason:
         print(f"Two hosts: left out, {reason}")
+        return None
+
+
+def run(*, quick: bool) -> dict[str, Any] | None:
+    """Measure on both hosts, and print the table; return the figures, None without hosts."""
+    us: dict[str, Any] | None = measured("benchmarks.two_hosts", ["--quick"] if quick else [])
+    if us is None:
         return None
     print("Two hosts, MPICH over TCP, there and back; us: the fastest of all, in turn\n")
     for size, row in us.items():

@@ -51,6 +51,26 @@ def test_program(name: str, hosts: two_hosts.Hosts) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(("ranks", "netmod"), [(2, "ucx"), (4, "ofi")])
+def test_collectives_that_c_makes(
+    ranks: int, netmod: str, hosts: two_hosts.Hosts, tmp_path: Path
+) -> None:
+    """Programs of mpi_programs.py, with the messages and collectives of MPICH over TCP."""
+    names = ("gathered_by_c", "gathered_and_scattered", "copies", "trees", "trees_by_c",
+             "trees_that_do_not_agree", "quick_calls")  # fmt: skip
+    program, given = HERE / "mpi_programs.py", {"ranks": ranks, "netmod": netmod}
+    with start(hosts, program, tmp_path, *names, **given) as job:
+        try:
+            out, error = job.communicate(timeout=280)
+        finally:
+            job.kill()
+    said = said_by(tmp_path, ranks, subprocess.CompletedProcess([], job.returncode, out, error))
+    status, error = said.pop("the end")
+    assert status == 0, error
+    assert said == dict.fromkeys(names, ["ok"] * ranks)
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("ranks", "netmod", "how"),
     [
