@@ -164,6 +164,7 @@ def _prepare_receive(
     if posted is not None and posted.nbytes:
         operation.kept.append(posted)
         operation.nbytes = posted.nbytes
+        _, operation.source, operation.tag = _FORM.unpack_from(posted.data)
         return operation, _receive_posted(posted, to, out)
     space = np.empty(_SPACE if posted is None else 0, np.uint8)
     head = _await_head(over, operation, source, tag, posted, space)

@@ -1739,6 +1739,20 @@ def late_contents() -> None:
                 check(got, x)
             for _ in range(2):
                 refused(MPIError, "announces 240000 bytes and sends 2000", mpi.recv, 0)
+        if rank == 0:  # when the receive is Python's
+            send = announce(x, 1)
+            mpi.recv(1, 9)
+            send()
+        elif rank == 1:
+            request = mpi.irecv(0, out=np.zeros(30000) if to_out else None)
+            while request.source < 0:
+                assert not request.test()
+            known = request.source, request.tag
+            assert request.operation is not None
+            assert not request._is_begun
+            mpi.send(x[:1], 0, 9)
+            check(request.wait(60), x)
+            assert (request.source, request.tag) == known
     mpi.barrier()
     assert not engine().active
 
