@@ -896,13 +896,14 @@ PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names) {
     const dlb_kernel_object *object = (const dlb_kernel_object *)self;
     PyObject *result;
-    if (object->list_places != NULL) {
-        result = dlb_call_lists(object, family, args, count, names);
-        if (result != NULL || PyErr_Occurred())
-            return result;
+    if (family == DLB_FAMILY_OTHER || object->kernel->needs_gil) {
+        result = object->list_places /* such kernels have no function of their own */
+                     ? dlb_call_lists(object, family, args, count, names)
+                     : NULL;
+        return result != NULL || PyErr_Occurred()
+                   ? result
+                   : call_slowly(self, framework, args, count, names);
     }
-    if (family == DLB_FAMILY_OTHER || object->kernel->needs_gil)
-        return call_slowly(self, framework, args, count, names);
     if (call_again(object, family, args, count, names, &result))
         return result;
     result = dlb_call_directly(object, &family, args, count, names);
