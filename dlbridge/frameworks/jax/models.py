@@ -1,9 +1,6 @@
-"""Models: a function of JAX and its arrays, for another framework to call; see `dlbridge.bridge`.
+"""A function of JAX and its arrays as a model; see `dlbridge.frameworks.models`.
 
-For each signature of its arguments a model has one program: a function of arrays, compiled by
-`jax.jit`, whose results are found by `jax.eval_shape`. A program is differentiated in two ways. Its
-`linearization` is a program that also returns what the backward pass reads, and the backward pass.
-Its `derivative` is one more program, of operands and cotangents, which can be differentiated again.
+A program is compiled by `jax.jit`, and its results are found by `jax.eval_shape`.
 """
 
 from __future__ import annotations
@@ -17,11 +14,20 @@ import jax
 import jax.numpy as jnp
 
 from dlbridge import registry
-from dlbridge.dtype import DType, as_dtype
+from dlbridge.dtype import as_dtype
 from dlbridge.errors import ArgumentError
-from dlbridge.exchange.protocol import describe
+from dlbridge.frameworks.models import (
+    Call,
+    Form,
+    Held,
+    Linearization,
+    check_names,
+    check_shape,
+    is_moving,
+    name_of,
+    split_outcome,
+)
 
-Form = tuple[tuple[int, ...], DType]
 Function = Callable[..., tuple[Any, ...]]
 
 _SWITCH: Callable[[bool], AbstractContextManager[Any]] = (
@@ -31,20 +37,6 @@ _SWITCH: Callable[[bool], AbstractContextManager[Any]] = (
 
 def _is_wide() -> bool:
     return bool(jax.config.jax_enable_x64)
-
-
-class Held(NamedTuple):
-    """An array of a model.
-
-    Attributes:
-        name: its path in the tree, as torch writes names: "layers.0.weight".
-        array: its first value.
-        is_trained: whether it is a parameter, and not a buffer.
-    """
-
-    name: str
-    array: Any
-    is_trained: bool
 
 
 class Source(NamedTuple):
@@ -61,33 +53,10 @@ class Source(NamedTuple):
     impl: Any = None
 
 
-class Linearization(NamedTuple):
-    """A program and its backward pass.
-
-    Attributes:
-        program: what is differentiated, with respect to the operands at the places `needs`.
-        forward: returns the results of the program, and then what only the backward pass reads.
-        backward: takes operands and results at these places, what `forward` keeps for it, and the
-            cotangents of the results that can be differentiated; returns the gradients.
-        operands, results: the places.
-    """
-
-    program: Program
-    needs: tuple[int, ...]
-    forward: Program
-    backward: Program
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-
-
 class Program:
-    """A function of arrays of certain forms, with arrays as results.
+    """A function of arrays of JAX.
 
     Attributes:
-        name: of the model, for messages.
-        run: the compiled function.
-        forms, results: shape and dtype of each operand, and of each result.
-        moving: the places of the results that can be differentiated.
         is_wide: whether JAX had 64-bit types when it was made.
     """
 
@@ -223,36 +192,11 @@ class Program:
         return Linearization(self, needs, first, second, operands, results)
 
 
-class Call(NamedTuple):
-    """One signature of a model.
-
-    Attributes:
-        program: computes results, and then the buffers as the call leaves them.
-        structure: of what the function returns.
-        size: how many of the results are in it; the rest are buffers.
-        is_single: whether it is one array, in no tuple or other container.
-    """
-
-    program: Program
-    structure: Any
-    size: int
-    is_single: bool
-
-
 class Model:
-    """A function of JAX as a function of its arrays, and of the arrays among its arguments.
-
-    Attributes:
-        name: of the function.
-        held: the arrays of `params` and `buffers`, in the order in which they are operands.
-        returned: the places of those that the function returns as well, its buffers.
-        flatten: returns the leaves of a tree, and its structure.
-        unflatten: the other way.
-        is_wide: whether JAX has 64-bit types now.
-        address: of the memory of an array.
-    """
+    """A function of JAX with the trees of its arrays."""
 
     framework = "jax"
+    follows_mode = False
     flatten = staticmethod(jax.tree_util.tree_flatten)
     unflatten = staticmethod(jax.tree_util.tree_unflatten)
     is_wide = staticmethod(_is_wide)
@@ -260,25 +204,17 @@ class Model:
 
     def __init__(self, function: Any, params: Any, buffers: Any, is_mutable: bool) -> None:
         self.function = function
-        self.name = getattr(function, "__name__", None) or type(function).__name__
+        self.name = name_of(function)
         self._trees = [_Tree(params), *([] if buffers is None else [_Tree(buffers)])]
         self.held = [
             Held(name, array, tree is self._trees[0] and is_moving(as_dtype(array.dtype)))
             for tree in self._trees
             for name, array in tree.arrays
         ]
-        self.returned = range(len(self._trees[0].arrays), len(self.held)) if is_mutable else ()
+        first = len(self._trees[0].arrays) if is_mutable else len(self.held)
+        self._updated = tuple(range(first, len(self.held)))
         self._is_mutable = is_mutable
-        self._check_names()
-
-    def _check_names(self) -> None:
-        names = [each.name for each in self.held]
-        for name in names:
-            if names.count(name) > 1:
-                raise ArgumentError(
-                    f"bridge: two arrays of the trees would be called {name!r} in the module; give "
-                    "one of them another name"
-                )
+        check_names(each.name for each in self.held)
 
     def take(self, leaf: Any) -> tuple[Any, Hashable] | None:
         """Return an argument as an array with memory, and the kind of key that it is; or None."""
@@ -289,13 +225,7 @@ class Model:
         return (array, None) if impl is None else (jax.random.key_data(array), impl)
 
     def call(self, structure: Any, static: Sequence[Any], forms: Sequence[Form]) -> Call:
-        """Find out what a call does.
-
-        Args:
-            structure: of the arguments.
-            static: of each leaf of them, (None, kind of key) of an array, else (type, value).
-            forms: shape and dtype of each operand: those held, and the arrays of the arguments.
-        """
+        """Find out what a call does."""
         return self._call(structure, static, self._narrow(forms))
 
     def _narrow(self, forms: Sequence[Form]) -> list[Form]:
@@ -325,23 +255,19 @@ class Model:
             made = self.function(*trees, *args, **kwargs)
             new: list[Any] = []
             if self._is_mutable:
-                made, new = self._split(made)
+                made, buffers = split_outcome(made, self.name)
+                new = self._trees[1].arrays_like(buffers, self.name)
             leaves, made_structure = jax.tree.flatten(made)
             is_single = jax.tree_util.treedef_is_leaf(made_structure)
             outcome[:] = [made_structure, len(leaves), is_single]
             return _fresh([_data(each) for each in [*leaves, *new]], operands)
 
         program = Program(self.name, function, forms)
-        return Call(program, *outcome)
+        structure, size, is_single = outcome
+        return Call(program, structure, size, is_single, self._updated)
 
-    def _split(self, made: Any) -> tuple[Any, list[Any]]:
-        """Return the result of a function with buffers, and the arrays of these."""
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise ArgumentError(
-                f"{self.name}: with mutable=True the function must return (result, buffers), got "
-                f"{describe(made)}"
-            )
-        return made[0], self._trees[1].arrays_like(made[1], self.name)
+
+make_model = Model
 
 
 class _Tree:
@@ -378,18 +304,8 @@ class _Tree:
             )
         own = [_data(leaf) for leaf, (is_own, _) in zip(leaves, self.leaves, strict=True) if is_own]
         for (path, like), array in zip(self.arrays, own, strict=True):
-            if not _is_array(array) or array.shape != like.shape:
-                shape = list(array.shape) if _is_array(array) else describe(array)
-                raise ArgumentError(
-                    f"{name}: the buffer {path!r} must be returned in the shape "
-                    f"{list(like.shape)}, got {shape}"
-                )
+            check_shape(path, array, like.shape, name)
         return own
-
-
-def is_moving(dtype: DType) -> bool:
-    """Return whether values of a dtype can be differentiated."""
-    return dtype.is_floating or dtype.is_complex
 
 
 def _is_array(x: Any) -> bool:

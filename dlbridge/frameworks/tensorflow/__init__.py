@@ -28,7 +28,7 @@ _DTYPES = [
     (5, 128, 1),
     (6, 8, 1),
 ]
-_EXPORTED = {
+EXPORTED = {
     *("bool", "bfloat16", "half", "float16", "float32", "float64", "complex64", "complex128"),
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
 }
@@ -41,7 +41,7 @@ _LIMITS = native.Limits(
     protects_readonly=True,
 )
 # The same as DataType numbers, which the C path asks for: other types make TensorFlow abort.
-_EXPORTED_NUMBERS = frozenset(DType(name).tensorflow_number for name in _EXPORTED - {"half"})
+_EXPORTED_NUMBERS = frozenset(DType(name).tensorflow_number for name in EXPORTED - {"half"})
 
 
 class TensorFlow(Framework):
@@ -197,7 +197,7 @@ class TensorFlow(Framework):
             )
         if x.dtype.name in self.constructed.values():
             return _take_values(x, policy, context)
-        if x.dtype.name not in _EXPORTED:
+        if x.dtype.name not in EXPORTED:
             raise ExchangeError(
                 "dtype", f"from_dlpack: TensorFlow cannot export {x.dtype.name} through DLPack"
             )

@@ -12,11 +12,11 @@ transforms it is the operator `torch.ops.dlbridge_bridge.run`, with a program by
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from itertools import count, zip_longest
 from operator import index
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -25,58 +25,12 @@ from torch.nn import Parameter
 
 from dlbridge import registry
 from dlbridge._core import native
-from dlbridge.dtype import DType, as_dtype
+from dlbridge.dtype import as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
+from dlbridge.frameworks.models import Model, Program
 from dlbridge.frameworks.torch.internals import guard_is_open
 from dlbridge.frameworks.torch.operators import grad_modes, is_needed
-
-Form = tuple[tuple[int, ...], DType]
-
-
-class Program(Protocol):
-    """A function of arrays of certain forms; `jax.models` has one."""
-
-    name: str
-    framework: str
-    run: Callable[..., Sequence[Any]]
-    forms: Sequence[Form]
-    results: Sequence[Form]
-    moving: Sequence[int]
-
-    def settings(self) -> Any:
-        """Return what has to be entered around a call, or None."""
-
-    def linearization(self, needs: tuple[int, ...]) -> Any:
-        """Return the program and its backward pass for the operands at these places."""
-
-    def derivative(self, needs: tuple[int, ...]) -> Program:
-        """Return the program of operands and cotangents that gives the gradients."""
-
-    def tangents(self, places: tuple[int, ...]) -> Program:
-        """Return the program of operands, and tangents of some, that gives those of the results."""
-
-    def batched(self, axes: tuple[int | None, ...], size: int) -> Program:
-        """Return the program of a batch."""
-
-
-class Model(Protocol):
-    """A function of another framework with its arrays; `jax.models` has one."""
-
-    name: str
-    framework: str
-    held: Sequence[Any]
-    returned: Sequence[int]
-    is_wide: Callable[[], bool]
-    address: Callable[[Any], int]
-    flatten: Callable[[Any], tuple[list[Any], Any]]
-    unflatten: Callable[[Any, Sequence[Any]], Any]
-
-    def take(self, leaf: Any) -> Any:
-        """Return an argument as an array with memory, and the kind of key that it is; or None."""
-
-    def call(self, structure: Any, static: Sequence[Any], forms: Sequence[Form]) -> Any:
-        """Find out what a call does."""
 
 
 class Layer(torch.nn.Module):  # type: ignore[misc]
@@ -86,7 +40,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self._signatures = _Signatures(model)
         self._number = self._signatures.number
-        self._updated = [model.held[place].name for place in model.returned]
+        self._names = [held.name for held in model.held]
+        self._follows_mode = model.follows_mode
         self._owners: list[tuple[int, str]] = []  # of each further part: its owner, its name there
         self._leaves: list[tuple[int, str, bool]] = []  # part, name, is a parameter
         for held in model.held:
@@ -119,6 +74,8 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function with the module's tensors and these arguments."""
+        if self._follows_mode:
+            kwargs.setdefault("training", self.training)
         if torch.compiler.is_compiling():
             return self._forward_in_graph(args, kwargs)
         model = self._signatures.model
@@ -132,14 +89,14 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
             static = tuple([_take(model, leaf, operands) for leaf in leaves])
             forms = tuple([(each.shape, each.dtype) for each in operands])
             signature = self._signatures.find(structure, static, forms)
-        if self._updated and torch.is_grad_enabled():
-            _set_apart(operands, model.returned)
+        if signature.updated and torch.is_grad_enabled():
+            _set_apart(operands, signature.updated)
         if not _is_plain(operands):
             made = _call_operator(signature.program, operands)
         else:
             made = _call(signature.program, operands, self._lent.find(operands, forms))
-        if self._updated:
-            self._update(made[signature.size :])
+        if signature.updated:
+            self._update(signature.updated, made[signature.size :])
         if signature.is_single:
             return made[0]
         return model.unflatten(signature.structure, made[: signature.size])
@@ -155,10 +112,10 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
             found.append(getattr(part, name) if tensor is None else tensor)  # parametrized
         return found
 
-    def _update(self, new: Sequence[Any]) -> None:
+    def _update(self, places: Sequence[int], new: Sequence[Any]) -> None:
         with torch.no_grad():
-            for name, value in zip(self._updated, new, strict=True):
-                self.get_buffer(name).copy_(value)
+            for place, value in zip(places, new, strict=True):
+                self.get_buffer(self._names[place]).copy_(value)
 
     def _forward_in_graph(self, args: Any, kwargs: Any) -> Any:
         """Do what `forward` does in a way that torch.compile can trace."""
@@ -170,13 +127,12 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         forms = tuple([(tuple([index(size) for size in x.shape]), x.dtype) for x in operands])
         needs = tuple([torch.is_grad_enabled() and x.requires_grad for x in operands])
         planned = _plan(self._number, arguments, forms, needs)
-        number, count, outcome = planned
-        if self._updated and torch.is_grad_enabled():
-            first = len(self._leaves) - len(self._updated)
-            _set_apart(operands, range(first, len(self._leaves)))
+        number, count, outcome, updated = planned
+        if updated and torch.is_grad_enabled():
+            _set_apart(operands, updated)
         made = torch.ops.dlbridge_bridge.run(operands, number)
-        if self._updated:
-            self._update(made[count : count + len(self._updated)])
+        if updated:
+            self._update(updated, made[count : count + len(updated)])
         return _rebuild(outcome, made)
 
 
@@ -583,7 +539,9 @@ class _Level(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc
         ctx.call = call
         _keep(ctx, linear, operands, output if ctx.is_kept else ())
         ctx.save_for_forward(*operands)
-        ctx.mark_non_differentiable(*[each for each in output if not _moves(each)])
+        moving = linear.program.moving  # not what is kept, which the backward pass alone reads
+        fixed = [x for place, x in enumerate(output) if place not in moving]
+        ctx.mark_non_differentiable(*fixed)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -601,15 +559,17 @@ class _Level(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         operands, call = ctx.saved_tensors, ctx.call
+        ctx.is_kept = False  # what is kept has no tangents, the operands have
         places = tuple(place for place, each in enumerate(tangents) if each is not None)
         first = _forward_of(call.number)
-        program, moving, count = first.tangents(places), first.moving, len(first.results)
+        program = first.tangents(places)
         with nullcontext() if call.levels is None else grad_modes(*call.levels):
             if call.levels is not None:  # tangents of this level must not be seen
                 operands = [forward_ad.unpack_dual(each, level=0).primal for each in operands]
             given = [*operands, *[tangents[place] for place in places]]
-            found = iter(_call_operator(program, given))
-        return tuple([next(found) if place in moving else None for place in range(count)])
+            found = dict(zip(first.moving, _call_operator(program, given), strict=True))
+        moving = ctx.linear.program.moving
+        return tuple([found[x] if x in moving else None for x in range(len(first.results))])
 
 
 def _call_operator(program: Program, operands: Sequence[Any]) -> Sequence[Any]:
@@ -670,8 +630,8 @@ def _rebuild(description: Any, tensors: Sequence[Any]) -> Any:
     return found if kind == "list" else tuple(found)
 
 
-def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int, Any]:
-    """Return the number of a program, how many results it has, and what they are."""
+def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int, Any, Any]:
+    """Return the number of a program, how many results it has, what they are, what it updates."""
     signatures = _BY_NUMBER[number]
     model = signatures.model
     leaves, structure = model.flatten(_example(arguments))
@@ -680,7 +640,7 @@ def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int
     places = tuple(place for place, needed in enumerate(needs) if needed)
     chosen = _choose(found.program, places)
     outcome = model.unflatten(found.structure, [_Leaf(place) for place in range(found.size)])
-    return _numbered(chosen), found.size, _describe_outcome(model, outcome)
+    return _numbered(chosen), found.size, _describe_outcome(model, outcome), found.updated
 
 
 # As torch.compiler.assume_constant_result does, which would import Dynamo, and with it Triton.
