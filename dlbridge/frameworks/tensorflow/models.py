@@ -335,10 +335,10 @@ def _first(tensor: Any, axis: int) -> Any:
     return tensor if axis == 0 else tf.transpose(tensor, [axis, *others])
 
 
-# A result must have memory of its own, that of no other, no operand, constant or variable: torch may
-# write to it. Snapshot copies memory that is not its own. So that no optimiser folds it into a
-# constant or takes two for one, it stands behind a reshape to a shape that only the call knows.
-# Optimisers see what a shape of one number must be, so that vectors and scalars are copied.
+# A result must have memory of its own, that of no other, no operand, constant or variable, since
+# torch may write to it. Snapshot copies memory that is not its own. So that no optimiser folds it
+# into a constant or takes two for one, it stands behind a reshape to a shape that only the call
+# knows. Optimisers see what a shape of one number must be: vectors and scalars are copied.
 
 _MANY = 1024  # elements: TensorFlow puts 128 and fewer into the graph
 _SNAPSHOTS = frozenset(
