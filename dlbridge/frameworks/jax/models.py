@@ -263,8 +263,8 @@ class Model:
             return _fresh([_data(each) for each in [*leaves, *new]], operands)
 
         program = Program(self.name, function, forms)
-        structure, size, is_single = outcome
-        return Call(program, structure, size, is_single, self._updated)
+        made, size, is_single = outcome
+        return Call(program, made, size, is_single, self._updated)
 
 
 make_model = Model
