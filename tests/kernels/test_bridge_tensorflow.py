@@ -152,7 +152,13 @@ TRANSFORMS = {
 
 
 @each_source
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(
+    "transform",
+    [
+        pytest.param(name, marks=() if name in ("grad", "vmap") else pytest.mark.full)
+        for name in TRANSFORMS
+    ],
+)
 def test_transforms_of_torch_func_see_through_the_call(source, transform):
     module, expected = pair(source)
     close(TRANSFORMS[transform](module), TRANSFORMS[transform](expected), 2e-3)
