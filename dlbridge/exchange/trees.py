@@ -581,12 +581,14 @@ _BUILT_IN = (NoneType, dict, list, tuple, OrderedDict, defaultdict, deque)
 
 
 def _is_registered(node: Any) -> bool:
-    kind = type(node)
-    return not any(kind is each for each in _BUILT_IN) and _take_apart(node) is not None
+    return _take_apart(node) is not None
 
 
 def _take_apart(node: Any) -> _Parts | None:
     """Return the parts of a node of a registered class, or None for any other object."""
+    kind = type(node)
+    if any(kind is each for each in _BUILT_IN):
+        return None
     for module, way in _REGISTRIES.items():
         if module in sys.modules:
             parts = way(node, sys.modules[module])

@@ -778,6 +778,15 @@ def test_compiled_functions_and_shardings_are_plain_data() -> None:
     assert all(a is b for a, b in zip(made, kept, strict=False))
 
 
+def test_what_a_function_refers_to_by_keys_without_an_order_is_plain_data() -> None:
+    """As torch's operators have it; a registry of pytrees would sort the keys."""
+    pytest.importorskip("jax")
+    bound = functools.partial(max, {1j: 1, 2j: [2]})
+    assert convert_tree([bound, leaf()], "dlbridge")[0] is bound
+    with pytest.raises(UnsupportedTypeError, match="binds a tensor"):
+        convert_tree([functools.partial(max, {1j: 1, 2j: leaf()})], "dlbridge")
+
+
 def test_a_set_of_tensors_is_refused() -> None:
     torch = pytest.importorskip("torch")
     for kind in (set, frozenset):

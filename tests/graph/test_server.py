@@ -158,7 +158,7 @@ ENDS = {
 @pytest.mark.fast(lambda name: name == "is_killed")
 def test_a_session_does_not_wait_for_a_task_that_has_ended(name: str) -> None:
     """With MPICH a task that is killed takes the whole job with it."""
-    done = start(2, PROGRAMS, "-", name, timeout=100)
+    done = start(2, PROGRAMS, "-", name, timeout=170)
     assert done.returncode != 0
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
 
@@ -166,7 +166,7 @@ def test_a_session_does_not_wait_for_a_task_that_has_ended(name: str) -> None:
 @needs_mpi
 @pytest.mark.subprocess
 def test_a_task_whose_script_has_ended_serves_the_others() -> None:
-    done = start(3, PROGRAMS, "-", "serves_to_the_end", timeout=100)
+    done = start(3, PROGRAMS, "-", "serves_to_the_end", timeout=170)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "served to the end\n"
 
@@ -174,7 +174,7 @@ def test_a_task_whose_script_has_ended_serves_the_others() -> None:
 @needs_mpi
 @pytest.mark.subprocess
 def test_a_task_that_ends_first_fails_no_run_that_it_has_made() -> None:
-    done = start(3, PROGRAMS, "-", "one_script_ends_first", timeout=100)
+    done = start(3, PROGRAMS, "-", "one_script_ends_first", timeout=170)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["told apart 1", "told apart 2"]
 
@@ -183,7 +183,7 @@ def test_a_task_that_ends_first_fails_no_run_that_it_has_made() -> None:
 @pytest.mark.subprocess
 def test_several_workers_use_one_parameter_server() -> None:
     """Each worker has a session of its own; the server serves all of them, then ends."""
-    done = start(3, PROGRAMS, "-", "workers", timeout=100)
+    done = start(3, PROGRAMS, "-", "workers", timeout=170)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["served", "worker 0 is done", "worker 1 is done"]
 
@@ -194,7 +194,7 @@ def test_several_workers_use_one_parameter_server() -> None:
 @pytest.mark.fast(lambda count: count == 3)
 def test_workers_in_step_wait_for_tokens_of_the_server(count: int) -> None:
     """The synchronous parameter-server program: queues of gradients and of tokens."""
-    done = start(count, PROGRAMS, "-", "synchronous_workers", timeout=100)
+    done = start(count, PROGRAMS, "-", "synchronous_workers", timeout=170)
     assert done.returncode == 0, done.stderr
     workers = [f"worker {i} is done" for i in range(count - 1)]
     assert sorted(done.stdout.splitlines()) == ["served", *workers]
@@ -229,7 +229,7 @@ def test_values_that_find_no_room_are_sent(size: str | None, monkeypatch: Any) -
     monkeypatch.delenv("DLBRIDGE_ARENA_BYTES", raising=False)
     if size is not None:
         monkeypatch.setenv("DLBRIDGE_ARENA_BYTES", size)
-    done = start(2, PROGRAMS, "-", "full_arena", timeout=100)
+    done = start(2, PROGRAMS, "-", "full_arena", timeout=170)
     assert done.returncode == 0, done.stderr
     room, lends = ARENAS[size]
     said = sorted(line.split(", ") for line in done.stdout.splitlines())
@@ -241,7 +241,7 @@ def test_values_that_find_no_room_are_sent(size: str | None, monkeypatch: Any) -
 @needs_mpi
 @pytest.mark.subprocess
 def test_all_tasks_of_a_host_share_memory_or_none_does() -> None:
-    done = start(2, PROGRAMS, "-", "different_arenas", timeout=100)
+    done = start(2, PROGRAMS, "-", "different_arenas", timeout=170)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["refused"] * 2
 
@@ -249,7 +249,7 @@ def test_all_tasks_of_a_host_share_memory_or_none_does() -> None:
 @needs_mpi
 @pytest.mark.subprocess
 def test_processes_that_are_no_cluster_are_refused_on_all_of_them() -> None:
-    done = start(2, PROGRAMS, "-", "refused", timeout=100)
+    done = start(2, PROGRAMS, "-", "refused", timeout=170)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
 
@@ -366,7 +366,7 @@ def test_all_programs_run_on_openmpi(kind: str, count: int, tmp_path: Path) -> N
 @pytest.mark.full
 @pytest.mark.parametrize("name", ENDS)
 def test_no_session_of_openmpi_waits_for_a_task_that_has_ended(name: str) -> None:
-    done = start(2, PROGRAMS, "-", name, timeout=100, openmpi=True)
+    done = start(2, PROGRAMS, "-", name, timeout=170, openmpi=True)
     assert done.returncode != 0
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
 
@@ -375,6 +375,6 @@ def test_no_session_of_openmpi_waits_for_a_task_that_has_ended(name: str) -> Non
 @pytest.mark.subprocess
 def test_tasks_go_on_without_one_that_was_killed() -> None:
     """MPI with ULFM: runs that need it raise UnavailableError; others work, and `join` ends."""
-    done = start(4, PROGRAMS, "-", "others_survive", timeout=100, ulfm=True)
+    done = start(4, PROGRAMS, "-", "others_survive", timeout=170, ulfm=True)
     said = sorted(done.stdout.splitlines())
     assert said == ["driven on", "served 1", "served 2"], (said, done.stderr)

@@ -168,8 +168,8 @@ RIGHT: dict[str, Callable[[], dict[str, Any]]] = {
 # A file would be written, a session run or stay the default one, a job of MPI needed, tensors by
 # position, or something would stay registered in this process.
 LEFT_OUT = {
-    "tf.io.write_graph", "tf.register_op", "tf.register_function", "tf.summary.FileWriter",
-    "tf.train.Server", "tf.einsum", "tf.linalg.einsum", "tf.InteractiveSession",
+    "tf.io.write_graph", "tf.train.write_graph", "tf.register_op", "tf.register_function",
+    "tf.summary.FileWriter", "tf.train.Server", "tf.einsum", "tf.linalg.einsum", "tf.InteractiveSession",
     "tf.graph_util.convert_variables_to_constants",
 }  # fmt: skip
 # TensorFlow's own words name the input or attribute of the operation.
