@@ -169,8 +169,8 @@ RIGHT: dict[str, Callable[[], dict[str, Any]]] = {
 # position, or something would stay registered in this process.
 LEFT_OUT = {
     "tf.io.write_graph", "tf.train.write_graph", "tf.register_op", "tf.register_function",
-    "tf.summary.FileWriter", "tf.train.Server", "tf.einsum", "tf.linalg.einsum", "tf.InteractiveSession",
-    "tf.graph_util.convert_variables_to_constants",
+    "tf.summary.FileWriter", "tf.train.Server", "tf.einsum", "tf.linalg.einsum",
+    "tf.InteractiveSession", "tf.graph_util.convert_variables_to_constants",
 }  # fmt: skip
 # TensorFlow's own words name the input or attribute of the operation.
 OF_AN_OPERATION = re.compile(
