@@ -595,6 +595,7 @@ def torch_queries_close(calls: bool, /) -> None:
 def torch_query_fits(tensor: Any, /) -> bool:
     """Whether the dtype and the storage of a torch.Tensor are as a kernel needs them."""
 
+@final
 class TorchMemory:
     """The memory of a storage of torch that was lent, of a fixed size."""
 
