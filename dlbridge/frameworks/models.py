@@ -10,8 +10,10 @@ of operands and cotangents, which can be differentiated again.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from dlbridge import registry
 from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
@@ -86,6 +88,70 @@ class Program(Protocol):
 
     def batched(self, axes: tuple[int | None, ...], size: int) -> Program:
         """Return the program of a batch, along these axes of the operands and axis 0 of results."""
+
+
+class Derived:
+    """A Program whose derivatives and batches are made once each, as a framework makes them."""
+
+    def __init__(self, name: str, forms: Iterable[Form]) -> None:
+        self.name = name
+        self.forms = tuple(forms)
+        self.results: Sequence[Form] = ()
+        self.moving: tuple[int, ...] = ()
+        self._made: dict[Hashable, Any] = {}
+        self._lock = registry.lock()
+
+    def linearization(self, needs: tuple[int, ...]) -> Linearization:
+        """Return the program and its backward pass for the operands at these places."""
+        found: Linearization = self._once(("linearization", needs), partial(self._linearize, needs))
+        return found
+
+    def derivative(self, needs: tuple[int, ...]) -> Program:
+        """Return the program of operands and cotangents that gives the gradients."""
+        found: Program = self._once(("derivative", needs), partial(self._differentiate, needs))
+        return found
+
+    def tangents(self, places: tuple[int, ...]) -> Program:
+        """Return the program of operands, and tangents of some, that gives those of the results."""
+        found: Program = self._once(("tangents", places), partial(self._push, places))
+        return found
+
+    def batched(self, axes: tuple[int | None, ...], size: int) -> Program:
+        """Return the program of a batch, along these axes of the operands and axis 0 of results."""
+        found: Program = self._once(("batch", axes, size), partial(self._map, axes, size))
+        return found
+
+    def _linearize(self, needs: tuple[int, ...]) -> Linearization:
+        raise NotImplementedError
+
+    def _differentiate(self, needs: tuple[int, ...]) -> Program:
+        raise NotImplementedError
+
+    def _push(self, places: tuple[int, ...]) -> Program:
+        raise NotImplementedError
+
+    def _map(self, axes: tuple[int | None, ...], size: int) -> Program:
+        raise NotImplementedError
+
+    def _set_results(self, results: Sequence[Form]) -> None:
+        self.results = results
+        self.moving = tuple(place for place, (_, dtype) in enumerate(results) if is_moving(dtype))
+
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            found = self._made.get(key)
+            if found is None:
+                found = self._made[key] = make()
+            return found
+
+    def _cotangents(self) -> list[Form]:
+        return [self.results[place] for place in self.moving]
+
+    def _batch_forms(self, axes: tuple[int | None, ...], size: int) -> list[Form]:
+        return [
+            (shape if axis is None else (*shape[:axis], size, *shape[axis:]), dtype)
+            for (shape, dtype), axis in zip(self.forms, axes, strict=True)
+        ]
 
 
 class Call(NamedTuple):
@@ -175,7 +241,7 @@ def split_outcome(made: Any, name: str) -> tuple[Any, Any]:
 
 
 def check_shape(path: str, array: Any, shape: Sequence[int], name: str) -> None:
-    """Refuse a buffer that is returned in another shape than it came, or is no array."""
+    """Raise an ArgumentError unless `array` is an array of the shape that the buffer had."""
     is_array = hasattr(array, "shape") and hasattr(array, "dtype")
     if not is_array or tuple(array.shape) != tuple(shape):
         got = list(array.shape) if is_array else describe(array)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dlbridge import registry
 from dlbridge.dtype import as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.frameworks.models import (
     Call,
+    Derived,
     Form,
     Held,
     Linearization,
@@ -53,7 +52,7 @@ class Source(NamedTuple):
     impl: Any = None
 
 
-class Program:
+class Program(Derived):
     """A function of arrays of JAX.
 
     Attributes:
@@ -63,56 +62,21 @@ class Program:
     framework = "jax"
 
     def __init__(self, name: str, function: Function, forms: Iterable[Form]) -> None:
-        self.name = name
-        self.forms = tuple(forms)
+        super().__init__(name, forms)
         self.is_wide = _is_wide()
         self.run = jax.jit(function)
         shapes = [jax.ShapeDtypeStruct(shape, dtype.to("numpy")) for shape, dtype in self.forms]
         made = jax.eval_shape(self.run, *shapes)
-        self.results = [(tuple(each.shape), as_dtype(each.dtype)) for each in made]
-        self.moving = tuple(
-            place for place, (_, dtype) in enumerate(self.results) if is_moving(dtype)
-        )
+        self._set_results([(tuple(each.shape), as_dtype(each.dtype)) for each in made])
         self._function = function
-        self._made: dict[Hashable, Any] = {}
-        self._lock = registry.lock()
 
     def settings(self) -> AbstractContextManager[Any] | None:
         """Return what has to be entered around a call; None where JAX is as it was."""
         return None if _is_wide() is self.is_wide else _SWITCH(self.is_wide)
 
-    def linearization(self, needs: tuple[int, ...]) -> Linearization:
-        """Return the program and its backward pass for the operands at these places."""
-        found: Linearization = self._once(("linearization", needs), partial(self._linearize, needs))
-        return found
-
-    def derivative(self, needs: tuple[int, ...]) -> Program:
-        """Return the program of operands and cotangents that gives the gradients."""
-        found: Program = self._once(("derivative", needs), partial(self._differentiate, needs))
-        return found
-
-    def tangents(self, places: tuple[int, ...]) -> Program:
-        """Return the program of operands, and tangents of some, that gives those of the results."""
-        found: Program = self._once(("tangents", places), partial(self._push, places))
-        return found
-
-    def batched(self, axes: tuple[int | None, ...], size: int) -> Program:
-        """Return the program of a batch, along these axes of the operands and axis 0 of results."""
-        forms = [
-            (shape if axis is None else (*shape[:axis], size, *shape[axis:]), dtype)
-            for (shape, dtype), axis in zip(self.forms, axes, strict=True)
-        ]
+    def _map(self, axes: tuple[int | None, ...], size: int) -> Program:
         mapped = jax.vmap(self._function, axes, axis_size=size)
-        made = partial(Program, self.name, mapped, forms)
-        found: Program = self._once(("batch", axes, size), made)
-        return found
-
-    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        with self._lock:
-            found = self._made.get(key)
-            if found is None:
-                found = self._made[key] = make()
-            return found
+        return Program(self.name, mapped, self._batch_forms(axes, size))
 
     def _pull(self, needs: tuple[int, ...], operands: Sequence[Any]) -> tuple[Any, Any]:
         """Return all results, and JAX's function from cotangents to gradients."""
@@ -137,8 +101,7 @@ class Program:
             _, pull = self._pull(needs, given[:count])
             return _gradients(pull, given[count:])
 
-        forms = [*self.forms, *[self.results[place] for place in self.moving]]
-        return Program(self.name, derivative, forms)
+        return Program(self.name, derivative, [*self.forms, *self._cotangents()])
 
     def _push(self, places: tuple[int, ...]) -> Program:
         count = len(self.forms)
@@ -186,7 +149,7 @@ class Program:
             *(self.forms[place] for place in operands),
             *(self.results[place] for place in results),
             *first.results[len(self.results) :],
-            *(self.results[place] for place in self.moving),
+            *self._cotangents(),
         ]
         second = Program(self.name, backward, forms)
         return Linearization(self, needs, first, second, operands, results)

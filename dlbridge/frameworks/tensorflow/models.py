@@ -24,6 +24,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
 from dlbridge.frameworks.models import (
     Call,
+    Derived,
     Form,
     Held,
     Linearization,
@@ -33,6 +34,7 @@ from dlbridge.frameworks.models import (
     name_of,
     split_outcome,
 )
+from dlbridge.frameworks.models import Program as AnyProgram
 from dlbridge.frameworks.tensorflow import EXPORTED, TensorFlow
 from dlbridge.frameworks.tensorflow.graphs import Cut, CutError, draws_random_numbers, find_written
 from dlbridge.signals import is_from_handler
@@ -56,7 +58,7 @@ _NO_STATE = State([], [], None)
 _OWN_WRITES = 2  # of each variable in each graph: its operand, and what it holds afterwards
 
 
-class Program:
+class Program(Derived):
     """A function of tensors of certain forms, as a concrete function of TensorFlow.
 
     Attributes:
@@ -69,26 +71,19 @@ class Program:
     def __init__(
         self, name: str, function: Function, forms: Iterable[Form], state: State = _NO_STATE
     ) -> None:
-        self.name = name
-        self.forms = tuple(forms)
-        self.results: list[Form] = []
+        super().__init__(name, forms)
         self._function = function
         self._state = state
-        self._made: dict[Hashable, Any] = {}
-        self._lock = registry.lock()
 
         def computed(*operands: Any) -> list[Any]:
             made = function(*_sources(state, operands))
-            self.results = [self._form(place, each) for place, each in enumerate(made)]
+            self._set_results([self._form(place, each) for place, each in enumerate(made)])
             found = _fresh(made)
             _release(state)
             return found
 
         self.concrete = _trace(computed, self.forms)
         self.draws = draws_random_numbers(self.concrete)
-        self.moving = tuple(
-            place for place, (_, dtype) in enumerate(self.results) if is_moving(dtype)
-        )
 
     def run(self, *operands: Any) -> Any:
         """Return the results for eager tensors."""
@@ -100,38 +95,11 @@ class Program:
     def settings(self) -> None:
         """Return None: TensorFlow has no switches that a call depends on."""
 
-    def linearization(self, needs: tuple[int, ...]) -> Linearization:
-        """Return the program and its backward pass for the operands at these places."""
-        found: Linearization = self._once(("linearization", needs), partial(self._linearize, needs))
-        return found
-
-    def derivative(self, needs: tuple[int, ...]) -> Program:
-        """Return the program of operands and cotangents that gives the gradients."""
-        found: Program = self._once(("derivative", needs), partial(self._differentiate, needs))
-        return found
-
-    def tangents(self, places: tuple[int, ...]) -> Program:
-        """Return the program of operands, and tangents of some, that gives those of the results."""
-        found: Program = self._once(("tangents", places), partial(self._push, places))
-        return found
-
-    def batched(self, axes: tuple[int | None, ...], size: int) -> Program:
-        """Return the program of a batch, along these axes of the operands and axis 0 of results."""
-        found: Program = self._once(("batch", axes, size), partial(self._map, axes, size))
-        return found
-
     def _unwritten(self, traced: Any) -> dict[int, int]:
         """Return the places of the variables that keep the values of their operands, by handle."""
         written = {id(each) for each in find_written(traced, beyond=_OWN_WRITES)}
         handles = [variable.handle for variable in self._state.variables]
         return {id(x): place for place, x in enumerate(handles) if id(x) not in written}
-
-    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        with self._lock:
-            found = self._made.get(key)
-            if found is None:
-                found = self._made[key] = make()
-            return found
 
     def _form(self, place: int, tensor: Any) -> Form:
         if not tensor.shape.is_fully_defined():
@@ -175,9 +143,6 @@ class Program:
 
         return Program(self.name, derivative, [*self.forms, *self._cotangents()], self._state)
 
-    def _cotangents(self) -> list[Form]:
-        return [self.results[place] for place in self.moving]
-
     def _push(self, places: tuple[int, ...]) -> Program:
         """The backward pass is linear in the cotangents: its derivative is the forward one."""
         self._refuse_to_draw_again()
@@ -215,11 +180,8 @@ class Program:
                     f"as of {variable.name!r}; map over arguments, or pass a function of "
                     "TensorFlow and params="
                 )
-        forms = [
-            (shape if axis is None else (*shape[:axis], size, *shape[axis:]), dtype)
-            for (shape, dtype), axis in zip(self.forms, axes, strict=True)
-        ]
-        return Program(self.name, partial(self._map_sources, axes, size), forms, self._state)
+        mapped = partial(self._map_sources, axes, size)
+        return Program(self.name, mapped, self._batch_forms(axes, size), self._state)
 
     def _map_sources(self, axes: tuple[int | None, ...], size: int, *sources: Any) -> Sequence[Any]:
         batch = [
@@ -278,7 +240,7 @@ class Program:
 class _Forward(Program):
     """A program that returns what a backward pass reads, after the results of the plain program.
 
-    This is not differentiated: whoever differentiates further has the derivatives of the program.
+    Its own derivatives are those of the plain program.
     """
 
     def __init__(self, of: Program, function: Function) -> None:
@@ -287,14 +249,15 @@ class _Forward(Program):
         self._of = of
         self.moving = of.moving
 
-    def derivative(self, needs: tuple[int, ...]) -> Program:
+    def derivative(self, needs: tuple[int, ...]) -> AnyProgram:
         return self._of.derivative(needs)
 
-    def tangents(self, places: tuple[int, ...]) -> Program:
+    def tangents(self, places: tuple[int, ...]) -> AnyProgram:
         return self._of.tangents(places)
 
     def _map(self, axes: tuple[int | None, ...], size: int) -> Program:
-        return _Forward(self._of.batched(axes, size), partial(self._map_sources, axes, size))
+        mapped: Any = self._of.batched(axes, size)
+        return _Forward(mapped, partial(self._map_sources, axes, size))
 
 
 # ---- concrete functions --------------------------------------------------------------------------
