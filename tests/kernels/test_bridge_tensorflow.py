@@ -12,6 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernels.bridge_samples import (
+    SEVERAL,
+    TRANSFORMS,
+    TREE,
+    X,
+    gradients,
+    normal,
+    second_derivatives,
+    trained,
+    twin,
+)
 
 import dlbridge
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
@@ -29,26 +40,9 @@ def no_garbage() -> Iterator[None]:
         gc.collect()
 
 
-RANDOM = np.random.default_rng(0)
-
-
-def normal(*shape):
-    return RANDOM.standard_normal(shape).astype(np.float32)
-
-
-TREE = {"lower": {"w": normal(4, 8), "b": normal(8)}, "upper": [normal(8, 2)]}
-X = torch.from_numpy(normal(3, 4))
-SEVERAL = torch.from_numpy(normal(5, 3, 4))
-
-
 def perceptron(params, x):
     hidden = tf.tanh(x @ params["lower"]["w"] + params["lower"]["b"])
     return hidden @ params["upper"][0]
-
-
-def twin(x, own):
-    """The same in torch, with the same parameters by their names."""
-    return torch.tanh(x @ own["lower.w"] + own["lower.b"]) @ own["upper.0"]
 
 
 class Perceptron(tf.Module):
@@ -90,13 +84,6 @@ def pair(source):
     return module, lambda x: twin(x, own)
 
 
-def gradients(function, module, x=X):
-    module.zero_grad()
-    x = x.clone().requires_grad_()
-    (function(x) ** 2).sum().backward()
-    return [x.grad, *[each.grad.clone() for each in module.parameters()]]
-
-
 # ---- functions and modules -----------------------------------------------------------------------
 
 
@@ -111,44 +98,13 @@ def test_values_and_gradients_are_those_of_the_same_function(source):
 @each_source
 def test_an_optimiser_trains_the_parameters(source):
     module, _ = pair(source)
-    other = {
-        name: each.detach().clone().requires_grad_() for name, each in module.named_parameters()
-    }
-    ours = torch.optim.Adam(module.parameters(), lr=0.1)
-    theirs = torch.optim.Adam(other.values(), lr=0.1)
-    for _ in range(5):
-        for optimiser, outcome in ((ours, module(X)), (theirs, twin(X, other))):
-            optimiser.zero_grad()
-            (outcome**2).sum().backward()
-            optimiser.step()
-    close(dict(module.state_dict()), {name: each.detach() for name, each in other.items()})
+    close(*trained(module))
 
 
 @each_source
 def test_second_derivatives_are_those_of_torch(source):
     module, expected = pair(source)
-
-    def derive(function):
-        x = X.clone().requires_grad_()
-        (first,) = torch.autograd.grad((function(x) ** 2).sum(), x, create_graph=True)
-        return torch.autograd.grad((first**2).sum(), [x, *module.parameters()])
-
-    close(derive(module), derive(expected), 2e-3)
-
-
-TRANSFORMS = {
-    "grad": lambda f: torch.func.grad(lambda x: (f(x) ** 2).sum())(X),
-    "vmap": lambda f: torch.vmap(f)(SEVERAL),
-    "vmap along axis 1": lambda f: torch.vmap(f, in_dims=1)(SEVERAL),
-    "vmap of vmap": lambda f: torch.vmap(torch.vmap(f))(SEVERAL[None]),
-    "vmap of grad": lambda f: torch.vmap(torch.func.grad(lambda x: f(x).pow(2).sum()))(SEVERAL),
-    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.vmap(f)(x).pow(2).sum())(SEVERAL),
-    "jvp": lambda f: torch.func.jvp(f, (X,), (X,)),
-    "jvp of vmap": lambda f: torch.func.jvp(torch.vmap(f), (SEVERAL,), (SEVERAL,)),
-    "grad of jvp": lambda f: torch.func.grad(lambda x: torch.func.jvp(f, (x,), (X,))[1].sum())(X),
-    "hessian": lambda f: torch.func.hessian(lambda x: (f(x) ** 2).sum())(X),
-    "jacrev": lambda f: torch.func.jacrev(torch.func.jacrev(lambda x: (f(x) ** 2).sum()))(X),
-}
+    close(second_derivatives(module, module), second_derivatives(expected, module), 2e-3)
 
 
 @each_source
