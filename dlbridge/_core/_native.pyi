@@ -291,10 +291,10 @@ class KernelBase:
         schema what a function of tvm-ffi returned."""
 
     def serve_lists(self, places: tuple[bool, ...], kernels: dict[Any, Any], /) -> None:
-        """Let calls with lists of tensors be made in C, by other kernels: see kernels/lists.py.
+        """Make calls with lists of tensors in C, by the flat kernels of kernels/lists.py.
 
-        `places`: for each argument by position whether it is a list; `kernels`: by the lengths of
-        the lists a kernel, and the lengths of its results, -1 for one that is no list.
+        `places`: for each positional argument, whether it is a list. `kernels`: by the lengths of
+        the lists, the kernel and the lengths of its results, -1 for a single tensor.
         """
 
     def publish(self, key: str, /) -> None:

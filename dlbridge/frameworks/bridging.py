@@ -120,7 +120,7 @@ def _is_of_tensorflow(x: object) -> bool:
 
 
 def _is_function_of_tensorflow(f: Any) -> bool:
-    """Return whether it is no model, but what tf.function made, or a function of a saved model."""
+    """Return whether an object of TensorFlow is a function: of tf.function, or of a SavedModel."""
     return not hasattr(f, "stateless_call") and not _is_module_of_tensorflow(f)
 
 

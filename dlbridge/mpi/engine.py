@@ -133,7 +133,7 @@ class Engine:
 
     def start(self, operation: Operation, steps: Steps) -> Request:
         """Begin an operation, in a function that `channel.begins` decorates."""
-        made = self.request(operation, steps)  # where there is no memory, nothing has begun
+        made = self.request(operation, steps)  # if this raises MemoryError, nothing has begun
         self.begin(operation)
         return made
 

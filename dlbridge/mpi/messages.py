@@ -258,10 +258,10 @@ def _receive(
 def _receive_nothing(
     over: Channel, operation: Operation, sender: int, number: int, kind: Kind
 ) -> Steps:
-    """Receive large contents for which there is no memory, so that their sender does not wait.
+    """Receive and discard large contents that cannot be allocated, so that their sender goes on.
 
-    All blocks of them go to the same place. A receive that is too short would do in MPICH, but
-    OpenMPI 5.0.11 writes the rest behind it.
+    All their blocks are received into the same buffer. With MPICH a shorter receive would do, but
+    OpenMPI 5.0.11 writes past the end of a receive that is too short.
     """
     block = bytearray(_MOST)
     _, bits, lanes = kind.dtype

@@ -92,8 +92,8 @@ static PyObject *group(PyObject *found, PyObject *counts) {
     return one;
 }
 
-/* `entry`: the kernel for the lengths, and the lengths of its results, -1 for those
- * that are no lists. */
+/* `entry`: the kernel for the lengths, and the lengths of its results, -1 for a single
+ * tensor. */
 static PyObject *call(PyObject *entry, dlb_family family, row *all, Py_ssize_t count,
                       PyObject *names) {
     PyObject *counts = PyTuple_GET_ITEM(entry, 1);

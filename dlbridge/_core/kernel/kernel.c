@@ -26,8 +26,8 @@ static int fail_with_status(const dlb_kernel *kernel, dlb_frame *frame, int stat
 
 /* ---- room for the calls of large kernels ---- */
 
-/* Takes `count` items of `size` bytes off the block, or adds them to its size where
- * there is no block yet. */
+/* Returns room for `count` items of `size` bytes in the block, and adds it to `used`.
+ * If the block is NULL, the result is as well: only the size is computed. */
 static void *cut(char *block, size_t *used, size_t count, size_t size) {
     char *found = block ? block + *used : NULL;
     *used += (count * size + 15) / 16 * 16;
@@ -304,7 +304,8 @@ static int compare_spans(const void *a, const void *b) {
 }
 
 /* As dlb_spans_are_apart, of any number of them: sorted by address, each is compared
- * with what reaches furthest before it. False also where there is no memory to sort. */
+ * with what reaches furthest before it. Also false if sorting fails to allocate: the
+ * caller then compares all pairs. */
 static bool are_many_apart(const dlb_kernel *kernel, const dlb_frame *frame,
                            const dlb_span *spans) {
     int32_t count = 0;

@@ -1,4 +1,5 @@
-/* Copies of 64-bit numbers to 32 bits that lose no more than precision. */
+/* Copies of 64-bit numbers to 32 bits. They fail for integers that do not fit and for
+ * finite numbers that would become infinite; others are rounded. */
 #include "memory/copy.h"
 
 #include <float.h>

@@ -700,8 +700,8 @@ static int advance_any(PyObject *under_way) {
                : dlb_collective_advance((dlb_collective *)under_way);
 }
 
-/* Whether it is a receive, or has one, of which nothing has come, and that was taken
- * back: it would take the message of a later one. Keeps the exception that is set. */
+/* Cancel a receive, of sendrecv as well, if none of its message has arrived: it would
+ * take that of a later one. Returns whether it was cancelled; keeps the exception. */
 static bool takes_back(PyObject *under_way) {
     PyObject *last =
         PyTuple_CheckExact(under_way) ? PyTuple_GET_ITEM(under_way, 1) : under_way;
@@ -713,8 +713,9 @@ static bool takes_back(PyObject *under_way) {
     return done > 0;
 }
 
-/* Go on for a millisecond, while there is no memory for Python to do that; -1. */
-static int bide(PyObject *under_way) {
+/* Advance for a millisecond, as Python lacks the memory to take over. -1 with an
+ * exception. */
+static int advance_for_now(PyObject *under_way) {
     for (int i = 0; i < 10; i++) {
         if (advance_any(under_way) < 0)
             return -1;
@@ -725,9 +726,9 @@ static int bide(PyObject *under_way) {
     return PyErr_CheckSignals();
 }
 
-/* As `go_on`. Where memory runs short amid the hand-over, a receive of which nothing
- * has come is taken back; the rest goes on here until there is some, or for PATIENCE:
- * other ranks rely on it, and a message that has begun to come is not lost. */
+/* As `go_on`. If that runs out of memory, a receive is cancelled if none of its message
+ * has arrived. All else goes on here until there is memory again, or for PATIENCE:
+ * other ranks rely on it, and a message that has begun to arrive is not lost. */
 static PyObject *hand_to_python(const quick *self, const char *name, void *under_way,
                                 PyObject *const *args, Py_ssize_t count) {
     double until = now() + PATIENCE;
@@ -737,7 +738,7 @@ static PyObject *hand_to_python(const quick *self, const char *name, void *under
             takes_back(under_way) || now() > until)
             return request;
         PyErr_Clear();
-        if (bide(under_way) < 0)
+        if (advance_for_now(under_way) < 0)
             return NULL;
     }
 }
