@@ -81,7 +81,7 @@ def entries() -> list[Entry]:
         names.sort(key=lambda name: getattr(getattr(module, name), "__name__", name) != name)
         for name in names:
             value, full = getattr(module, name), f"{path}.{name}"
-            is_shared = value is not None and not isinstance(value, DataType)
+            is_shared = value is not None and not isinstance(value, DataType | int)
             same = first.setdefault(id(value), full) if is_shared else full
             home = _home(name, value, homes) if module is tf else path
             found.append(Entry(path, name, value, home, "" if same == full else same))
@@ -154,6 +154,8 @@ def _entry(entry: Entry) -> Iterator[str]:
         shown = entry.same.replace("dlbridge.graph", "tf", 1)
         yield from (f".. py:{kind}:: {entry.name}", "   :no-contents-entry:", "")
         yield from (f"   Another name of :py:obj:`{shown} <{entry.same}>`.", "")
+    elif isinstance(entry.value, int):
+        yield from (f".. py:data:: {entry.name}", f"   :value: {entry.value}", "")
     elif isinstance(entry.value, DataType):
         yield from (f".. py:data:: {entry.name}", "", f"   {describe_dtype(entry.value)}", "")
     elif entry.name in _MESSAGES:

@@ -174,6 +174,7 @@ class Framework:
         device_names: its own names of DLPack's device types; empty without device objects.
         constructed: the dtypes that its import of DLPack lacks, though it may have them.
         to_host: how its own tensor `x` is copied to the host, for texts.
+        to_dtype: how its own tensor `x` is cast, for texts.
     """
 
     name: str = ""
@@ -195,6 +196,7 @@ class Framework:
     wide_types: str = ""
     extra: str = ""
     to_host: str = "x.cpu()"
+    to_dtype: str = '{x}.astype("{dtype}")'
     device_names: ClassVar[dict[int, str]] = {}
     constructed: ClassVar[dict[tuple[int, int, int], str]] = {}
     moves: ClassVar[frozenset[int]] = frozenset()
@@ -406,6 +408,10 @@ class Framework:
     def read_dtype(self, x: Any) -> tuple[int, int, int]:
         """Return the DLDataType fields of a dtype object of the framework."""
         raise dtype.unsupported(x)
+
+    def how_to_cast(self, x: str, wanted: DType) -> str:
+        """Return how its own tensor, called `x`, is cast, for texts."""
+        return self.to_dtype.format(x=x, dtype=wanted.name)
 
     def make_dtype(self, name: str) -> Any:
         """Return the framework's dtype object for a DType's name; AttributeError for none."""

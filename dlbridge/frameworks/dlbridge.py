@@ -15,6 +15,7 @@ class Own(Framework):
 
     name = "dlbridge"
     module = "dlbridge"
+    to_dtype = 'dlbridge.asarray({x}, "{dtype}")'
     roots = ("dlbridge",)
     taken_by = "Tensor"
     notes = "every dtype, device and layout of DLPack 1.3"

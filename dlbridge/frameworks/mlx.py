@@ -30,6 +30,7 @@ class Mlx(Framework):
     name = "mlx"
     extra = "mlx"
     module = "mlx.core"
+    to_dtype = "{x}.astype(mlx.core.{dtype})"
     roots = ("mlx",)
     way_in = "`__dlpack__`"
     way_out = "`__dlpack__`"
@@ -169,6 +170,9 @@ class Mlx(Framework):
     def read_dtype(self, x: Any) -> tuple[int, int, int]:
         name = str(x).rpartition(".")[2]
         return dtype.read_named(x, "bool" if name == "bool_" else name)
+
+    def how_to_cast(self, x: str, wanted: dtype.DType) -> str:
+        return super().how_to_cast(x, wanted).replace(".bool)", ".bool_)")
 
     def make_dtype(self, name: str) -> Any:
         return getattr(self.import_module("DType.to"), "bool_" if name == "bool" else name)

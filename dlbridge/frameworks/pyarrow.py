@@ -34,6 +34,7 @@ class PyArrow(Framework):
     name = "pyarrow"
     extra = "pyarrow"
     module = "pyarrow"
+    to_dtype = '{x}.cast("{dtype}")'
     roots = ("pyarrow",)
     way_in = "`__dlpack__`"
     way_out = "versioned capsule"

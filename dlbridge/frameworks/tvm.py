@@ -35,6 +35,7 @@ class Tvm(Framework):
     name = "tvm"
     extra = "tvm"
     module = "tvm_ffi"
+    to_dtype = 'dlbridge.to_tvm({x}, dtype="{dtype}")'
     roots = ("tvm_ffi", "tvm")
     taken_by = "tvm_ffi capsule"
     way_in = "tvm_ffi capsule"

@@ -31,6 +31,7 @@ class Warp(Framework):
     zero_copy = "both ways"
     notes = "1 to 4 dimensions in; vectors and matrices out are further dimensions; no complex"
     to_host = 'x.to("cpu")'
+    to_dtype = 'dlbridge.to_warp({x}, dtype="{dtype}")'
     quirks = (
         Quirk(
             20,

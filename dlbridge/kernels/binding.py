@@ -581,14 +581,15 @@ def explain(
         tensors: inputs, then results: None, or (shape, dtype triple, source, device pair).
         scalars: integers, None for other scalars.
         index: the tensor in question.
-        reason: "mismatch" (dtype or shape), or a key of `errors.REASONS` or `errors.FINDINGS`.
+        reason: "mismatch" (dtype or shape), "returned" (the same of what a Python function
+            returned), or a key of `errors.REASONS` or `errors.FINDINGS`.
         other: the index of a second tensor that has to do with it, or -1.
         count: of a finding, how many elements or bytes it is about.
         place: and where the first of them is, see `debugging.describe_finding`.
     """
-    if reason == "mismatch":
+    if reason in ("mismatch", "returned"):
         assert schema is not None
-        return explain_mismatch(schema, tensors, scalars)
+        return explain_mismatch(schema, tensors, scalars, returned=reason == "returned")
     got = _read_described(*tensors[index])
     if reason in FINDINGS:
         is_result = schema is not None and index >= len(schema.tensors)
@@ -629,7 +630,11 @@ def _place(schema: Schema | None, index: int) -> str:
 
 
 def explain_mismatch(
-    schema: Schema, described: Iterable[Any], scalars: Sequence[Any] | None = None
+    schema: Schema,
+    described: Iterable[Any],
+    scalars: Sequence[Any] | None = None,
+    *,
+    returned: bool = False,
 ) -> DLBridgeError:
     """Return the exception for tensors whose dtypes or shapes the native core refuses.
 
@@ -639,6 +644,7 @@ def explain_mismatch(
             (shape, dtype, source, device), the dtype as DType or (code, bits, lanes), the device
             as text or as (type, id).
         scalars: as for `Schema.bind`.
+        returned: a Python function returned the results.
     """
     tensors = [None if one is None else _read_described(*one) for one in described]
     count = len(schema.tensors)
@@ -647,7 +653,7 @@ def explain_mismatch(
         bindings = schema.bind(tensors[:count], read)
         schema.results_of(bindings)
         if len(tensors) > count:
-            schema.check_out(bindings, tensors[count:])
+            schema.check_out(bindings, tensors[count:], returned=returned)
     except DLBridgeError as error:
         return error
     texts = ", ".join(["None" if one is None else one.text() for one in tensors])

@@ -104,6 +104,12 @@ def test_the_reference_has_every_name_of_graphs() -> None:
         assert len(found) == len(set(found)), path
 
 
+def test_the_reference_has_the_values_of_numbers_and_not_what_int_says() -> None:
+    pages = load("graph_reference").pages()
+    assert ".. py:data:: ABORTED\n   :value: 10\n" in pages["tf-errors.rst"]
+    assert "int([x]) -> integer" not in "".join(pages.values())
+
+
 def test_the_reference_has_no_object_twice() -> None:
     """Sphinx refuses that, and a reader would not know which of two entries counts."""
     own = {id(getattr(dlbridge, name)): name for name in dlbridge.__all__}

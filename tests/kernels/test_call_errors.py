@@ -33,8 +33,11 @@ def test_errors_have_one_form_in_every_framework(
     with pytest.raises(UnsupportedTypeError) as caught:
         twice(x)
     source = sources.get(library, "numpy.ndarray")
+    casts = {"torch": "x.to(torch.float32)", "tensorflow": 'tf.cast(x, "float32")'}
+    how = casts.get(library, 'x.astype("float32")')
     assert str(caught.value) == (
-        f"hazards::twice: argument 'x': expected f32[...], got i32[2, 3] ({source}, cpu)"
+        f"hazards::twice: argument 'x': expected f32[...], got i32[2, 3] ({source}, cpu); "
+        f"cast it with {how}"
     )
 
 

@@ -41,7 +41,7 @@ def test_wrong_results_of_a_python_kernel_are_told(jnp: Any) -> None:
         (lambda x: x[:2], ArgumentError),
         (lambda x: x.astype("float64"), UnsupportedTypeError),
     ]:
-        with pytest.raises(kind, match="jaxpython::wrong: argument 'out'"):
+        with pytest.raises(kind, match="jaxpython::wrong: result 'out'"):
             wrap(function, schema, abi="python:numpy").jax(x)
 
 

@@ -180,7 +180,8 @@ def test_a_wrong_out_changes_nothing(compiled: Any) -> None:
     with pytest.raises(UnsupportedTypeError) as caught:
         compiled("axpy")(x, x, out=out)
     assert str(caught.value) == (
-        "test::axpy: argument 'out': expected f32[n=3], got f64[3] (numpy.ndarray, cpu)"
+        "test::axpy: argument 'out': expected f32[n=3], got f64[3] (numpy.ndarray, cpu); "
+        "pass one of float32, or leave out= away"
     )
     with pytest.raises(ArgumentError, match=r"expected f32\[n=3\], got f32\[4\]"):
         compiled("axpy")(x, x, out=np.zeros(4, "f4"))

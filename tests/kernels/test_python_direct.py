@@ -58,8 +58,9 @@ def test_results_are_compared_with_the_schema(torch) -> None:
     kernel = wrap(lambda x: x.double(), "own::wide(x: f32[n]) -> f32[n]", abi="python:torch")
     with pytest.raises(UnsupportedTypeError) as caught:
         kernel(torch.ones(3))
-    assert "own::wide: argument 'out': expected f32[n=3], got f64[3] (torch.Tensor" in str(
-        caught.value
+    assert str(caught.value) == (
+        "own::wide: result 'out': expected f32[n=3], the function returned f64[3] "
+        "(torch.Tensor, cpu); cast it with out.to(torch.float32)"
     )
     kernel = wrap(lambda x: (x, x), "own::two(x: f32[n]) -> f32[n]", abi="python:torch")
     with pytest.raises(UnsupportedTypeError, match="1 result, the function returned 2"):

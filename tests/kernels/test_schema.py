@@ -259,6 +259,10 @@ expected '[' after 'f32' (scalars are int, float, bool, str, dtype), got ')'
 unknown dtype 'f33' (f32, bf16, bool, float32, …; float, int, uint, complex, number, any)
 | a::f(x: f33[n])
           ^
+unknown dtype 'T' (f32, bf16, bool, float32, …; float, int, uint, complex, number, any); \
+a name for several is defined first, as in 'T=f32|f64[n]'
+| a::f(x: T[n]) -> T[n]
+          ^
 expected a dtype after '|', got '['
 | a::f(x: f32|[n])
               ^
@@ -283,9 +287,14 @@ expected the end, got '['
 'A' is defined already; refer to it with 'A[…]'
 | a::f(x: A=float[n], y: A=float[n])
                          ^
-'f32' is a dtype, not a name for one
+'f32' is a dtype, not a name for several, as in 'T=f32|f64[n]'; \
+a scalar with a default is one of int, float, bool, str, dtype
 | a::f(x: f32=float[n])
           ^
+'f64' is a dtype, not a name for several, as in 'T=f32|f64[n]'; \
+a scalar with a default is one of int, float, bool, str, dtype
+| a::f(x: f32[n], s: f64 = 1.0)
+                     ^
 expected a dtype after 'A=', got '['
 | a::f(x: A=[n])
             ^

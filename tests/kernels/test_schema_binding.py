@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import chain, product
@@ -143,7 +144,8 @@ REFUSED: list[tuple[type[DLBridgeError], str, list[Described | None], str]] = [
         UnsupportedTypeError,
         MM,
         [tensor(56, 56), tensor(56, 56, dtype=F64)],
-        "mylib::mm: argument 'y': expected f32[k=56, n], got f64[56, 56] (torch.Tensor, cpu)",
+        "mylib::mm: argument 'y': expected f32[k=56, n], got f64[56, 56] (torch.Tensor, cpu); "
+        "cast it with y.to(torch.float32)",
     ),
     (
         ArgumentError,
@@ -203,19 +205,22 @@ REFUSED: list[tuple[type[DLBridgeError], str, list[Described | None], str]] = [
         UnsupportedTypeError,
         "a::f(x: float[n], y: float[n])",
         [tensor(3), tensor(3, dtype=F64)],
-        "a::f: argument 'y': expected float=f32[n=3], got f64[3] (torch.Tensor, cpu)",
+        "a::f: argument 'y': expected float=f32[n=3], got f64[3] (torch.Tensor, cpu); "
+        "cast it with y.to(torch.float32)",
     ),
     (
         UnsupportedTypeError,
         "a::f(x: A=float[n], y: B=float[n], z: A[n])",
         [tensor(3), tensor(3, dtype=F64), tensor(3, dtype=F64)],
-        "a::f: argument 'z': expected A=f32[n=3], got f64[3] (torch.Tensor, cpu)",
+        "a::f: argument 'z': expected A=f32[n=3], got f64[3] (torch.Tensor, cpu); "
+        "cast it with z.to(torch.float32)",
     ),
     (
         UnsupportedTypeError,
         "a::f(x: A=f32|i32[n])",
         [tensor(3, dtype=F64)],
-        "a::f: argument 'x': expected A=f32|i32[n], got f64[3] (torch.Tensor, cpu)",
+        "a::f: argument 'x': expected A=f32|i32[n], got f64[3] (torch.Tensor, cpu); "
+        "cast it with x.to(torch.float32)",
     ),
 ]
 
@@ -232,7 +237,10 @@ def test_a_refusal_names_argument_and_everything_bound_before_it(
 def test_the_dtype_is_looked_at_before_the_shape() -> None:
     """Code that retries on a TypeError with another dtype must be able to."""
     text = refusal(UnsupportedTypeError, "a::f(x: f32[3])", tensor(4, dtype=F64))
-    assert text == "a::f: argument 'x': expected f32[3], got f64[4] (torch.Tensor, cpu)"
+    assert text == (
+        "a::f: argument 'x': expected f32[3], got f64[4] (torch.Tensor, cpu); "
+        "cast it with x.to(torch.float32)"
+    )
 
 
 def test_the_first_argument_that_does_not_fit_is_named() -> None:
@@ -256,9 +264,59 @@ def test_the_number_of_tensors_is_that_of_the_schema() -> None:
 # ---- out= --------------------------------------------------------------------------------------
 
 
-def check_out(text: str, inputs: list[Described | None], outs: list[Described | None]) -> None:
+def check_out(
+    text: str,
+    inputs: list[Described | None],
+    outs: list[Described | None],
+    *,
+    returned: bool = False,
+) -> None:
     schema = Schema.parse(text)
-    schema.check_out(schema.bind(inputs), outs)
+    schema.check_out(schema.bind(inputs), outs, returned=returned)
+
+
+def test_an_argument_written_in_place_must_have_the_dtype() -> None:
+    schema = Schema.parse("a::f(x: f32[n])").with_mutated(["x"])
+    assert str(schema.error("x", tensor(3, dtype=F64))) == (
+        "a::f: argument 'x': expected f32[n], got f64[3] (torch.Tensor, cpu); "
+        "pass one of float32: a cast would be a copy, and this is written in place"
+    )
+
+
+CASTS = [
+    ("numpy.ndarray", "f32", 'x.astype("float32")'),
+    ("numpy.ndarray", "bf16", "x.astype(ml_dtypes.bfloat16)"),
+    ("torch.Tensor", "bf16", "x.to(torch.bfloat16)"),
+    ("jax.Array", "f32", 'x.astype("float32")'),
+    ("tf.Tensor", "i32", 'tf.cast(x, "int32")'),
+    ("mlx.array", "bool", "x.astype(mlx.core.bool_)"),
+    ("pyarrow.DoubleArray", "f32", 'x.cast("float32")'),
+    ("tvm_ffi.Tensor", "f32", 'dlbridge.to_tvm(x, dtype="float32")'),
+    ("warp.array", "f32", 'dlbridge.to_warp(x, dtype="float32")'),
+    ("dlbridge.Tensor", "f32", 'dlbridge.asarray(x, "float32")'),
+    ("array.array", "f32", 'dlbridge.asarray(x, "float32")'),
+    ("torch.Tensor", "f16|f32", "x.to(torch.float32)"),
+    ("torch.Tensor", "i8|i64", "x.to(torch.int64)"),
+]
+
+
+@pytest.mark.parametrize(("source", "dtypes", "how"), CASTS)
+def test_a_wrong_dtype_is_cast_in_the_words_of_its_framework(
+    source: str, dtypes: str, how: str
+) -> None:
+    given = Described((3,), F64, source, "cpu")
+    text = refusal(UnsupportedTypeError, f"a::f(x: {dtypes}[n])", given)
+    assert text.endswith(f"; cast it with {how}")
+
+
+def test_jax_casts_to_64_bits_once_they_are_switched_on() -> None:
+    given = Described((3,), F32, "jax.Array", "cpu")
+    text = refusal(UnsupportedTypeError, "a::f(x: f64[n])", given)
+    assert '; cast it with x.astype("float64")' in text
+    jax = sys.modules.get("jax")
+    assert (jax is not None and jax.config.jax_enable_x64) or text.endswith(
+        'for which first switch 64-bit types on with jax.config.update("jax_enable_x64", True)'
+    )
 
 
 def test_out_must_be_what_the_result_will_be() -> None:
@@ -272,7 +330,14 @@ def test_out_must_be_what_the_result_will_be() -> None:
     with pytest.raises(UnsupportedTypeError) as dtype:
         check_out(MM, inputs, [tensor(2, 4, dtype=F64)])
     assert str(dtype.value) == (
-        "mylib::mm: argument 'out': expected f32[m=2, n=4], got f64[2, 4] (torch.Tensor, cpu)"
+        "mylib::mm: argument 'out': expected f32[m=2, n=4], got f64[2, 4] (torch.Tensor, cpu); "
+        "pass one of float32, or leave out= away"
+    )
+    with pytest.raises(UnsupportedTypeError) as result:
+        check_out(MM, inputs, [tensor(2, 4, dtype=F64)], returned=True)
+    assert str(result.value) == (
+        "mylib::mm: result 'out': expected f32[m=2, n=4], the function returned f64[2, 4] "
+        "(torch.Tensor, cpu); cast it with out.to(torch.float32)"
     )
 
 
@@ -335,7 +400,12 @@ def test_refusals_of_the_native_core_have_the_same_texts() -> None:
     assert str(error) == REFUSED[0][3]
     assert str(explain(schema, [x, None])) == REFUSED[3][3]
     assert str(explain(schema, [x, x, y])) == (
-        "mylib::mm: argument 'out': expected f32[m=56, n=56], got f64[56, 56] (torch.Tensor, cpu)"
+        "mylib::mm: argument 'out': expected f32[m=56, n=56], got f64[56, 56] (torch.Tensor, cpu); "
+        "pass one of float32, or leave out= away"
+    )
+    assert str(explain(schema, [x, x, y], returned=True)) == (
+        "mylib::mm: result 'out': expected f32[m=56, n=56], the function returned f64[56, 56] "
+        "(torch.Tensor, cpu); cast it with out.to(torch.float32)"
     )
 
 
@@ -371,7 +441,9 @@ def test_unknown_extents_are_shown_as_a_question_mark() -> None:
     text = refusal(ArgumentError, "a::f(x: f32[2, n])", tensor(3, None))
     assert text == "a::f: argument 'x': expected f32[2, n], got f32[3, ?] (torch.Tensor, cpu)"
     text = refusal(UnsupportedTypeError, "a::f(x: f32[n])", Described(None, F64))
-    assert text == "a::f: argument 'x': expected f32[n], got f64[?...]"
+    assert text == "a::f: argument 'x': expected f32[n], got f64[?...]; " + (
+        'cast it with dlbridge.asarray(x, "float32")'
+    )
 
 
 class Symbol:

@@ -172,7 +172,10 @@ def test_scalars_that_change_with_every_call_do_not_fill_caches(tf: Any, samples
     ("y", "kind", "got"),
     [
         ([1.0, 2.0], ArgumentError, "f32[2] (tf.Tensor, cpu)"),
-        ([1, 2, 3], UnsupportedTypeError, "i32[3] (tf.Tensor, cpu)"),
+        (
+            *([1, 2, 3], UnsupportedTypeError),
+            'i32[3] (tf.Tensor, cpu); cast it with tf.cast(y, "float32")',
+        ),
         (["a"], UnsupportedTypeError, "string[1] (tf.Tensor)"),
     ],
 )

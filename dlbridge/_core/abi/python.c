@@ -521,7 +521,7 @@ static int refuse_result(const python_call *call, int position, const DLTensor *
     frame->source = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
     PyErr_Clear();
     frame->tensors[position] = *got;
-    dlb_frame_refuse(call->kernel, frame, position, "mismatch", -1);
+    dlb_frame_refuse(call->kernel, frame, position, "returned", -1);
     frame->tensors[position] = expected;
     frame->source = source;
     Py_XDECREF(name);

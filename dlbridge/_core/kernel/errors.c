@@ -325,7 +325,8 @@ int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
                      const char *reason, int other) {
     if (explain_anywhere(kernel, frame, index, reason, other, 0, 0))
         return -1;
-    bool is_mismatch = strcmp(reason, "mismatch") == 0;
+    bool is_mismatch =
+        strcmp(reason, "mismatch") == 0 || strcmp(reason, "returned") == 0;
     frame->error.reason = reason;
     return dlb_frame_fail(frame, is_mismatch ? DLB_ERROR_VALUE : DLB_ERROR_BUFFER,
                           "%s: tensor %d: %s", kernel->name, index, reason);

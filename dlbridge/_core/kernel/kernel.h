@@ -340,8 +340,9 @@ bool dlb_frame_holds_gil(const dlb_kernel *kernel, const dlb_frame *frame);
 int dlb_frame_fail(dlb_frame *frame, dlb_error_class kind, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Tensor `index` (results after inputs) is not what the schema or the kernel takes:
- * `reason` is "mismatch" (dtype or shape), or a static key of errors.REASONS; `other`
- * is a second tensor that has to do with it, or -1. Python makes the text. Returns -1.
+ * `reason` is "mismatch" (dtype or shape), "returned" (the same of what a Python
+ * function returned), or a static key of errors.REASONS; `other` is a second tensor
+ * that has to do with it, or -1. Python makes the text. Returns -1.
  */
 int dlb_frame_refuse(const dlb_kernel *kernel, dlb_frame *frame, int index,
                      const char *reason, int other);
@@ -459,9 +460,9 @@ void dlb_entry_unpin(dlb_entry *entry, const dlb_kernel *kernel);
  *     name: str; schema: Schema or None; tensors: inputs, then results, each None or
  *     (shape, (code, bits, lanes), source or None, (device_type, device_id));
  *     scalars: integers, None for others;
- *     index: the tensor that is refused; reason: "mismatch" or a key of errors.REASONS
- *     or errors.FINDINGS; other: index of a second tensor that has to do with it, or
- *     -1; count, place: see dlb_frame_report.
+ *     index: the tensor that is refused; reason: "mismatch", "returned" or a key of
+ *     errors.REASONS or errors.FINDINGS; other: index of a second tensor that has to
+ *     do with it, or -1; count, place: see dlb_frame_report.
  * slow_call(kernel, framework, args, kwargs) -> result
  *     framework: str or None; args: tuple; kwargs: dict.
  * find(key): make a kernel known that serves lists of tensors, see kernels/lists.py. */

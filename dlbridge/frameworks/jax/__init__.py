@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dlbridge import device as devices
-from dlbridge import dtype
+from dlbridge import dtype, registry
 from dlbridge._core import native
 from dlbridge.cuda.driver import NONE, as_stream
 from dlbridge.errors import ExchangeError
@@ -332,6 +332,12 @@ class Jax(Framework):
         if isinstance(x, type) and hasattr(x, "dtype"):  # jnp.float32
             return dtype.read_numpy(x.dtype)
         raise dtype.unsupported(x)
+
+    def how_to_cast(self, x: str, wanted: dtype.DType) -> str:
+        text = super().how_to_cast(x, wanted)
+        is_on = registry.is_loaded("jax") and sys.modules["jax"].config.jax_enable_x64
+        is_wide = wanted.bits == (128 if wanted.is_complex else 64)
+        return f"{text}, for which first {self.wide_types}" if is_wide and not is_on else text
 
     def make_dtype(self, name: str) -> Any:
         jnp = self.import_module("DType.to").numpy

@@ -304,7 +304,8 @@ def _own_function(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
         outcome = several if schema.results else []
         if any(not hasattr(each, "shape") for each in outcome):
             raise UnsupportedTypeError(f"{kernel.name}: the function returned {made!r}")
-        schema.check_out(bound, [jax_program.describe(kernel, each) for each in outcome])
+        found = [jax_program.describe(kernel, each) for each in outcome]
+        schema.check_out(bound, found, returned=True)
         return tuple(outcome) if len(outcome) > 1 else (outcome[0] if outcome else None)
 
     return call

@@ -125,6 +125,10 @@ class NumPy(Framework):
 
     # ---- names of dtypes and devices ----
 
+    def how_to_cast(self, x: str, wanted: DType) -> str:
+        is_own = wanted.triple in _NATIVE_DTYPES
+        return super().how_to_cast(x, wanted) if is_own else f"{x}.astype(ml_dtypes.{wanted.name})"
+
     def make_dtype(self, name: str) -> Any:
         """Return a dtype of NumPy, or of ml_dtypes where NumPy has none of its own."""
         import numpy

@@ -52,6 +52,7 @@ class OnnxRuntime(Framework):
     way_out = "capsule"
     zero_copy = "both ways"
     to_host = "x.numpy()"
+    to_dtype = 'dlbridge.to_onnxruntime({x}, dtype="{dtype}")'
     notes = "row-major, else copied; CPU memory; no strings, sequences or complex numbers"
     quirks = (
         Quirk(

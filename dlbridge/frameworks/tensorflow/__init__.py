@@ -58,6 +58,7 @@ class TensorFlow(Framework):
     notes = "row-major, 64-byte aligned memory, else copied by dlbridge"
     immutable = True
     not_before = ("triton",)  # which torch.compile imports
+    to_dtype = 'tf.cast({x}, "{dtype}")'
     to_host = 'with tf.device("CPU"): x = tf.identity(x)'
     quirks = (
         Quirk(

@@ -28,6 +28,7 @@ class Torch(Framework):
     """torch.Tensor and its subclasses that own plain memory."""
 
     name = "torch"
+    to_dtype = "{x}.to(torch.{dtype})"
     extra = "torch"
     module = "torch"
     roots = ("torch",)

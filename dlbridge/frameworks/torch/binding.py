@@ -350,7 +350,7 @@ def call_own(kernel: Kernel, arguments: Arguments) -> Any:
         return _unpack(out)
     results = _several(_call_with(function, schema, arguments, given), schema)
     _refuse_writes(schema, tensors, versions)
-    schema.check_out(bindings, [described(each) for each in results])
+    schema.check_out(bindings, [described(each) for each in results], returned=True)
     if out is None:
         if kernel.overlap != "allow":
             _separate(results, tensors)

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlbridge import registry
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.exchange.adapter import adapter
 from dlbridge.kernels.schema.parts import (
     LIST_KINDS,
     MAX_EXTENT,
@@ -38,6 +40,7 @@ from dlbridge.kernels.schema.parts import (
     Bindings,
     Described,
     Dim,
+    DTypeSet,
     Missing,
     Parameter,
     Result,
@@ -518,7 +521,7 @@ def _result_shape(schema: Schema, result: Result, bindings: Bindings) -> Shape:
     return tuple(shape)
 
 
-def check_out(schema: Schema, bindings: Bindings, outs: Tensors) -> None:
+def check_out(schema: Schema, bindings: Bindings, outs: Tensors, *, returned: bool) -> None:
     """Compare buffers for the results with what they must be; see `Schema.check_out`."""
     count = len(schema.results)
     if len(outs) != count:
@@ -529,7 +532,7 @@ def check_out(schema: Schema, bindings: Bindings, outs: Tensors) -> None:
     places = range(len(schema.tensors), len(schema.tensors) + count)
     for place, out, (shape, dtype) in zip(places, outs, expected, strict=True):
         if out is None or out.dtype is not dtype or not same_shape(shape, out.shape):
-            raise mismatch(schema, place, out, bindings)
+            raise mismatch(schema, place, out, bindings, returned=returned)
 
 
 # ---- texts of refusals, all in one form ----------------------------------------------------------
@@ -546,18 +549,65 @@ def refusal(kernel: str, argument: str, expected: str, got: str, hint: str = "")
     return f"{text}; {hint}" if hint else text
 
 
-def mismatch(schema: Schema, place: int, got: Described | None, known: Bindings) -> DLBridgeError:
-    """Return the exception for a tensor whose dtype or shape does not fit, or that is missing."""
+def mismatch(
+    schema: Schema,
+    place: int,
+    got: Described | None,
+    known: Bindings,
+    *,
+    returned: bool = False,
+) -> DLBridgeError:
+    """Return the exception for a tensor whose dtype or shape does not fit, or that is missing.
+
+    Args:
+        schema: the kernel's.
+        place: the tensor: inputs count from 0, results follow.
+        got: the tensor.
+        known: what is bound.
+        returned: the wrapped function returned it; else the caller passed it.
+    """
     part = schema.part(place)
     name = schema.place_name(place)
     if got is None:
         return UnsupportedTypeError(refusal(schema.qualified, name, part.expected(known), "None"))
     assert part.dtype is not None
-    fits = part.dtype.accepts(got.dtype)
-    if fits:
-        fits = known.dtypes.get(part.dtype.variable, got.dtype) is got.dtype
+    bound = known.dtypes.get(part.dtype.variable)
+    fits = part.dtype.accepts(got.dtype) if bound is None else bound is got.dtype
     kind = ArgumentError if fits else UnsupportedTypeError
-    return kind(refusal(schema.qualified, name, part.expected(known), got.text()))
+    expected = part.expected(known)
+    hint = ""
+    if not fits:
+        wanted = bound or part.dtype.only or _nearest(part.dtype, got.dtype)
+        hint = _how_to_cast(part.name if returned else name, wanted, got)
+        if place >= len(schema.tensors) and not returned:
+            hint = f"pass one of {wanted.name}, or leave out= away"
+        elif place in schema.mutated:
+            hint = f"pass one of {wanted.name}: a cast would be a copy, and this is written in place"
+    if returned:
+        text = f"{schema.qualified}: result {part.name!r}: expected {expected}, the function returned"
+        return kind(f"{text} {got.text()}{hint and f'; {hint}'}")
+    return kind(refusal(schema.qualified, name, expected, got.text(), hint))
+
+
+def _nearest(wanted: DTypeSet, got: DType) -> DType:
+    """Return a dtype of a set that a tensor may be cast to."""
+    of_its_kind = [dtype for dtype in wanted.dtypes if dtype.triple[0] == got.triple[0]]
+    usual = [dtype for dtype in wanted.dtypes if dtype.name in _USUAL]
+    found = of_its_kind or usual or wanted.dtypes
+    return min(found, key=lambda dtype: abs(dtype.bits - got.bits))
+
+
+_USUAL = ("float32", "int64", "bool", "complex64", "uint8")
+
+
+def _how_to_cast(name: str, wanted: DType, got: Described) -> str:
+    """Return how the caller casts a tensor, in the words of its framework."""
+    if wanted.lanes != 1:
+        return ""
+    owner = registry.canonical_name(got.source.partition(".")[0])
+    is_known = any(row.name == owner for row in registry.rows())
+    how = adapter(owner if is_known else "dlbridge").how_to_cast(name, wanted)
+    return f"cast it with {how}"
 
 
 def unfit(

@@ -245,14 +245,21 @@ class Schema:
         """
         return bind.results_of(self, bindings)
 
-    def check_out(self, bindings: Bindings, outs: Sequence[Described | None]) -> None:
+    def check_out(
+        self, bindings: Bindings, outs: Sequence[Described | None], *, returned: bool = False
+    ) -> None:
         """Compare buffers for the results with what the results will be.
+
+        Args:
+            bindings: of the call.
+            outs: the buffers.
+            returned: the wrapped function returned them; else the caller passed them.
 
         Raises:
             UnsupportedTypeError: a wrong dtype, or a wrong number of them.
             ArgumentError: a wrong shape.
         """
-        bind.check_out(self, bindings, outs)
+        bind.check_out(self, bindings, outs, returned=returned)
 
     def read_scalars(self, values: Sequence[Any]) -> list[Any]:
         """Return scalars as calls have them: programs have dtypes as numbers, and lists as text.

@@ -462,7 +462,11 @@ class Parser:
 
     def _define(self, name: Token) -> DTypeSet:
         if is_dtype_name(name.text):
-            self.reader.refuse(f"{name.text!r} is a dtype, not a name for one", name)
+            self.reader.refuse(
+                f"{name.text!r} is a dtype, not a name for several, as in 'T=f32|f64[n]'; a scalar "
+                f"with a default is one of {', '.join(SCALAR_KINDS)}",
+                name,
+            )
         if name.text in self.variables:
             self.reader.refuse(
                 f"{name.text!r} is defined already; refer to it with '{name.text}[…]'", name
@@ -481,10 +485,10 @@ class Parser:
             self.reader.refuse("'any' stands alone: it takes every dtype", token)
         if token.text in self.variables:
             self.reader.refuse(f"the variable {token.text!r} cannot be part of a union", token)
-        return self.reader.refuse(
-            f"unknown dtype {token.text!r} (f32, bf16, bool, float32, …; {', '.join(SETS)})",
-            token,
-        )
+        known = f"(f32, bf16, bool, float32, …; {', '.join(SETS)})"
+        if token.text.isupper():
+            known += f"; a name for several is defined first, as in '{token.text}=f32|f64[n]'"
+        return self.reader.refuse(f"unknown dtype {token.text!r} {known}", token)
 
     # ---- dimensions ----------------------------------------------------------------------------
 
