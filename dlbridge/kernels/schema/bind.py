@@ -582,10 +582,12 @@ def mismatch(
         if place >= len(schema.tensors) and not returned:
             hint = f"pass one of {wanted.name}, or leave out= away"
         elif place in schema.mutated:
-            hint = f"pass one of {wanted.name}: a cast would be a copy, and this is written in place"
+            hint = (
+                f"pass one of {wanted.name}: a cast would be a copy, and this is written in place"
+            )
     if returned:
-        text = f"{schema.qualified}: result {part.name!r}: expected {expected}, the function returned"
-        return kind(f"{text} {got.text()}{hint and f'; {hint}'}")
+        text = f"expected {expected}, the function returned {got.text()}"
+        return kind(f"{schema.qualified}: result {part.name!r}: {text}{hint and f'; {hint}'}")
     return kind(refusal(schema.qualified, name, expected, got.text(), hint))
 
 
