@@ -236,14 +236,18 @@ WRONG = {
     "dtype": (
         lambda x, y: x.astype("float64"),
         UnsupportedTypeError,
-        "py::add: result 'out': expected f32[n=4], the function returned f64[4] "
-        '(numpy.ndarray, cpu); cast it with out.astype("float32")',
+        (
+            "py::add: result 'out': expected f32[n=4], the function returned f64[4] "
+            '(numpy.ndarray, cpu); cast it with out.astype("float32")'
+        ),
     ),
     "shape": (
         lambda x, y: x[:2],
         ArgumentError,
-        "py::add: result 'out': expected f32[n=4], the function returned f32[2] "
-        "(numpy.ndarray, cpu)",
+        (
+            "py::add: result 'out': expected f32[n=4], the function returned f32[2] "
+            "(numpy.ndarray, cpu)"
+        ),
     ),
     "none": (
         lambda x, y: None,

@@ -144,8 +144,10 @@ REFUSED: list[tuple[type[DLBridgeError], str, list[Described | None], str]] = [
         UnsupportedTypeError,
         MM,
         [tensor(56, 56), tensor(56, 56, dtype=F64)],
-        "mylib::mm: argument 'y': expected f32[k=56, n], got f64[56, 56] (torch.Tensor, cpu); "
-        "cast it with y.to(torch.float32)",
+        (
+            "mylib::mm: argument 'y': expected f32[k=56, n], got f64[56, 56] (torch.Tensor, cpu); "
+            "cast it with y.to(torch.float32)"
+        ),
     ),
     (
         ArgumentError,
@@ -205,22 +207,28 @@ REFUSED: list[tuple[type[DLBridgeError], str, list[Described | None], str]] = [
         UnsupportedTypeError,
         "a::f(x: float[n], y: float[n])",
         [tensor(3), tensor(3, dtype=F64)],
-        "a::f: argument 'y': expected float=f32[n=3], got f64[3] (torch.Tensor, cpu); "
-        "cast it with y.to(torch.float32)",
+        (
+            "a::f: argument 'y': expected float=f32[n=3], got f64[3] (torch.Tensor, cpu); "
+            "cast it with y.to(torch.float32)"
+        ),
     ),
     (
         UnsupportedTypeError,
         "a::f(x: A=float[n], y: B=float[n], z: A[n])",
         [tensor(3), tensor(3, dtype=F64), tensor(3, dtype=F64)],
-        "a::f: argument 'z': expected A=f32[n=3], got f64[3] (torch.Tensor, cpu); "
-        "cast it with z.to(torch.float32)",
+        (
+            "a::f: argument 'z': expected A=f32[n=3], got f64[3] (torch.Tensor, cpu); "
+            "cast it with z.to(torch.float32)"
+        ),
     ),
     (
         UnsupportedTypeError,
         "a::f(x: A=f32|i32[n])",
         [tensor(3, dtype=F64)],
-        "a::f: argument 'x': expected A=f32|i32[n], got f64[3] (torch.Tensor, cpu); "
-        "cast it with x.to(torch.float32)",
+        (
+            "a::f: argument 'x': expected A=f32|i32[n], got f64[3] (torch.Tensor, cpu); "
+            "cast it with x.to(torch.float32)"
+        ),
     ),
 ]
 
@@ -441,7 +449,8 @@ def test_unknown_extents_are_shown_as_a_question_mark() -> None:
     text = refusal(ArgumentError, "a::f(x: f32[2, n])", tensor(3, None))
     assert text == "a::f: argument 'x': expected f32[2, n], got f32[3, ?] (torch.Tensor, cpu)"
     text = refusal(UnsupportedTypeError, "a::f(x: f32[n])", Described(None, F64))
-    assert text == "a::f: argument 'x': expected f32[n], got f64[?...]; " + (
+    assert text == (
+        "a::f: argument 'x': expected f32[n], got f64[?...]; "
         'cast it with dlbridge.asarray(x, "float32")'
     )
 
