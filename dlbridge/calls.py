@@ -16,6 +16,7 @@ from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from dlbridge.errors import ArgumentError, DLBridgeError, name_call
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 P = ParamSpec("P")
@@ -50,7 +51,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         except DLBridgeError as error:
             name_call(error, name)
             raise
-        except TypeError as error:
+        except not_from_handler(TypeError) as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # from within
             raise _misspelt(error, name, function) from None
@@ -78,7 +79,7 @@ def advised(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return function(*args, **keywords)
-        except TypeError as error:
+        except not_from_handler(TypeError) as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # from within
             raise _misspelt(error, call.__qualname__, function) from None
@@ -210,7 +211,9 @@ def _naming(
     def call(*args: Any, **keywords: Any) -> Any:
         try:
             return function(*args, **keywords)
-        except (TypeError, ValueError, LookupError, AttributeError, DLBridgeError) as error:
+        except not_from_handler(
+            TypeError, ValueError, LookupError, AttributeError, DLBridgeError
+        ) as error:
             inner = error.__traceback__.tb_next if error.__traceback__ else None
             if inner is None or inner.tb_frame.f_globals.get("__name__") == "contextlib":
                 raise _misspelt(error, name, function) from None
@@ -277,7 +280,7 @@ def _has(method: str, value: object) -> bool:
 def _is_instance(cls: type, value: object) -> bool:
     try:
         return isinstance(value, cls)
-    except TypeError:  # a protocol
+    except not_from_handler(TypeError):  # a protocol
         return True
 
 
@@ -308,7 +311,7 @@ def blamed(
     """
     try:
         given = signature(function).bind_partial(*args, **keywords).arguments
-    except TypeError:
+    except not_from_handler(TypeError):
         return None
     text = str(error)
     annotations = {} if isinstance(error, LookupError) else function.__annotations__

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, final
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 Fields = tuple[int, int]
@@ -130,9 +130,7 @@ class Device:
             return self is other
         try:
             return as_device(other) is self
-        except Exception as error:  # whatever cannot be read as one is none
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception):  # whatever cannot be read as one is none
             # An array would compare its elements with the Device.
             return False if hasattr(other, "__array__") else NotImplemented
 
@@ -168,7 +166,7 @@ def make_device(device_type: int, device_id: int = 0) -> Device:
 def _create(number: int, device_id: int) -> Device:
     try:
         kind = DeviceType(number)
-    except ValueError:
+    except not_from_handler(ValueError):
         raise ExchangeError("device", f"DLPack 1.3 has no device type {number}") from None
     if not -(2**31) <= device_id < 2**31:
         raise ExchangeError("device", f"a device id has 32 bits, got {device_id}")
@@ -215,7 +213,7 @@ def _read(x: Any) -> Fields:
             return reader(x)
         if adapter is not None:
             return adapter.read_device(x)
-    except AttributeError:
+    except not_from_handler(AttributeError):
         pass
     if isinstance(x, type) or hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
         raise unsupported(x)
@@ -265,7 +263,7 @@ def _by_number(name: str) -> DeviceType | None:
         return None
     try:
         kind = DeviceType(int(number))
-    except ValueError:
+    except not_from_handler(ValueError):
         return None
     return kind if kind.name.lower() == name else None
 
@@ -273,9 +271,7 @@ def _by_number(name: str) -> DeviceType | None:
 def _from_pair(kind: Any, number: Any) -> Fields:
     try:
         return index(kind), 0 if number is None else index(number)
-    except TypeError as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(TypeError):
         raise unsupported((kind, number)) from None
 
 
@@ -321,9 +317,7 @@ def _write(device_type: int, device_id: int, framework: str) -> Any:
         found = adapter.make_device(kind, device_id if own else 0)
     except DLBridgeError:
         raise
-    except (AttributeError, RuntimeError, ValueError) as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(AttributeError, RuntimeError, ValueError) as error:
         raise ExchangeError("device", f"{text}: {error}") from error
     if own and _read(found)[0] != device_type:  # "cuda" where torch is built for ROCm
         raise ExchangeError("device", f"{text}: {found!r} is another device here")

@@ -21,7 +21,7 @@ import numpy as np
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 Fields = tuple[int, int, int]
@@ -308,9 +308,7 @@ class DType:
             return self is other
         try:
             return as_dtype(other) is self
-        except Exception as error:  # whatever cannot be read as one is none
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception):  # whatever cannot be read as one is none
             # An array would compare its elements with the DType.
             return False if hasattr(other, "__array__") else NotImplemented
 
@@ -393,9 +391,7 @@ def as_dtype(x: object) -> DType:
     key = (type(x), x)
     try:
         found = _converted.get(key)
-    except TypeError as error:  # not hashable
-        if is_from_handler(error):
-            raise
+    except not_from_handler(TypeError):  # not hashable
         return make_dtype(*_read(x))
     if found is None:
         found = make_dtype(*_read(x))
@@ -451,9 +447,8 @@ def _from_name(name: str) -> Fields:
     if name[:1] in ("<", ">", "=", "|"):
         try:
             return read_numpy(np.dtype(name))
-        except TypeError as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(TypeError):
+            pass
     if name in _AMBIGUOUS:
         ours, numpys = _AMBIGUOUS[name]
         raise ArgumentError(
@@ -468,9 +463,7 @@ def _from_name(name: str) -> Fields:
 def _from_tuple(fields: tuple[Any, ...]) -> Fields:
     try:
         code, bits, lanes = map(index, fields if len(fields) > 2 else (*fields, 1))
-    except (TypeError, ValueError) as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(TypeError, ValueError):
         raise unsupported(fields) from None
     return code, bits, lanes
 
@@ -515,7 +508,7 @@ _ADVICE_BY_KIND = {
 def _from_struct(struct: Any) -> Fields:
     try:
         return int(struct.code), int(struct.bits), int(struct.lanes)
-    except AttributeError:
+    except not_from_handler(AttributeError):
         raise unsupported(struct) from None
 
 
@@ -537,7 +530,7 @@ def read_tensorflow(x: Any) -> Fields:
     """Return the fields of an object that says its number in TensorFlow's `DataType`."""
     try:
         number = x.as_datatype_enum
-    except AttributeError:
+    except not_from_handler(AttributeError):
         raise unsupported(x) from None
     return read_tensorflow_number(number)
 
@@ -569,9 +562,7 @@ def _write(name: str, framework: str) -> Any:
         return adapter.make_dtype(name)
     except DLBridgeError:
         raise
-    except (AttributeError, TypeError, ValueError) as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(AttributeError, TypeError, ValueError):
         refuse(f"{framework} has no dtype for {name}")
 
 

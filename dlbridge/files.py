@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from dlbridge.signals import not_from_handler
+
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -75,7 +77,7 @@ def _own_mode(path: Path) -> int | None:
     """Return the permissions of a file of this user, or None."""
     try:
         found = path.lstat()
-    except FileNotFoundError:
+    except not_from_handler(FileNotFoundError):
         return None
     own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
     return stat.S_IMODE(found.st_mode) if own else None
@@ -124,7 +126,7 @@ def _way_to(path: Path) -> tuple[list[Path], Path | None]:
         entry = current / name
         try:
             is_link = stat.S_ISLNK(entry.lstat().st_mode)
-        except FileNotFoundError:
+        except not_from_handler(FileNotFoundError):
             return passed, None
         passed.append(entry)
         if not is_link:
@@ -157,7 +159,7 @@ def read_own(path: Path) -> bytes | None:
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except not_from_handler(OSError):
         return None
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):

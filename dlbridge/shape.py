@@ -14,6 +14,7 @@ from typing import Any, NoReturn, final, overload
 
 from dlbridge._core import ffi, lib
 from dlbridge.errors import AllocationError, ArgumentError, UnsupportedTypeError
+from dlbridge.signals import not_from_handler
 
 MAX_RANK: int = lib.DLB_SHAPE_MAX_RANK
 _MAX_EXTENT = 2**63 - 1
@@ -275,7 +276,7 @@ def _check_extent(dim: Any) -> int | None:
             return None
         try:
             dim = int(index(dim))
-        except TypeError:
+        except not_from_handler(TypeError):
             raise _refuse_dim(dim) from None
     if not 0 <= dim <= _MAX_EXTENT:
         raise ArgumentError(f"TensorShape: dimension {dim} must be from 0 to 2**63 - 1, or None")

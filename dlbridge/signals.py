@@ -2,15 +2,13 @@
 
 Python runs handlers in the main thread between any two instructions: also inside of a producer's
 `__dlpack__`, of a parser, of a function that is only tried. What a handler raises, the Timeout of
-somebody's alarm for example, is neither their answer nor a failure of theirs. Whoever catches
-Exception lets it pass:
+somebody's alarm for example, is neither their answer nor a failure of theirs, of whatever class it
+is. Whoever catches exceptions of Python lets it pass:
 
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(TypeError, ValueError) as error:
         raise refused(x, error) from error
 
-KeyboardInterrupt is no Exception, and needs no such question.
+KeyboardInterrupt is no Exception, and the refusals of dlbridge are no handler's: neither needs it.
 """
 
 from __future__ import annotations
@@ -19,12 +17,31 @@ import sys
 from functools import partial
 from itertools import pairwise
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 
+E = TypeVar("E", bound=Exception)
+
 _TAKES_MORE = 0x04  # CO_VARARGS
+
+
+def not_from_handler(*kinds: type[E]) -> tuple[type[E], ...]:
+    """Return what an `except` clause catches: `kinds`, or nothing of what a handler raised.
+
+    Python evaluates the clause while it handles the exception, which is how that is known here.
+
+    Example:
+        >>> try:
+        ...     int("x")
+        ... except not_from_handler(ValueError) as error:
+        ...     print(error)
+        invalid literal for int() with base 10: 'x'
+    """
+    error = sys.exception()
+    is_caught = isinstance(error, kinds) and not _is_from_handler(error, sys._getframe(1))
+    return kinds if is_caught else ()
 
 
 def is_from_handler(error: BaseException) -> bool:
@@ -34,9 +51,12 @@ def is_from_handler(error: BaseException) -> bool:
     interrupted, as no other function is; or it is the function of a handler that is installed, and
     has deleted these arguments.
     """
+    return _is_from_handler(error, sys._getframe(1))
+
+
+def _is_from_handler(error: BaseException, caught_by: FrameType) -> bool:
     if isinstance(error, DLBridgeError):
         return False
-    caught_by = sys._getframe(1)
     frames = []
     trace = error.__traceback__
     while trace is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from dlbridge.signals import not_from_handler
 from dlbridge.text import escape_controls
 
 
@@ -31,7 +32,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     try:
         from rich.console import Console
         from rich.table import Table
-    except ImportError:
+    except not_from_handler(ImportError):
         print(render_plain(columns, rows, shutil.get_terminal_size((120, 24)).columns))  # noqa: T201
         return
     table = Table(header_style="bold", border_style="dim")
@@ -58,7 +59,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-    except ImportError:
+    except not_from_handler(ImportError):
 
         def show(done: int, total: int) -> None:
             print(f"\r{done:,} of {total:,} {what}", end="", file=sys.stderr)  # noqa: T201

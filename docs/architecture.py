@@ -20,16 +20,16 @@ Edges = set[tuple[str, str]]
 # Layers that are one box.
 TOGETHER = {
     "graph.ops.kernels": "graph.ops",
-    **dict.fromkeys(("signals", "registry", "device", "shape"), "dtype"),
-    **dict.fromkeys(("text", "files", "checkout", "calls"), "errors"),
+    **dict.fromkeys(("signals", "calls", "files", "registry", "device", "shape"), "dtype"),
+    **dict.fromkeys(("text", "checkout"), "errors"),
     **dict.fromkeys(("demo", "terminal", "__main__"), "cli"),
     "testing": "check",
 }
 # Title and purpose of each box.
 PYTHON = {
-    "errors": ("errors · text · files", "exceptions, safe text and files"),
+    "errors": ("errors · text", "exceptions, safe text"),
     "_core": ("_core", "the C core"),
-    "dtype": ("signals · registry · dtype · device · shape", "names and rules without memory"),
+    "dtype": ("files · registry · dtype · device · shape", "names and rules without memory"),
     "cuda": ("cuda", "streams, memory, modules"),
     "tensor": ("tensor", "Tensor, views, allocators"),
     "exchange": ("exchange", "take, fit, give"),

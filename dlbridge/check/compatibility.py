@@ -37,6 +37,7 @@ from dlbridge.exchange import adapter
 from dlbridge.exchange.adapter import Quirk
 from dlbridge.files import read_own, write_file
 from dlbridge.kernels.cache import cache_path
+from dlbridge.signals import not_from_handler
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 ROLES = ("producer", "consumer")
@@ -359,7 +360,7 @@ class _Campaign:
             while True:
                 try:
                     source, target = self._pairs.popleft()
-                except IndexError:
+                except not_from_handler(IndexError):
                     break
                 self._run_pair(child, source, target, store)
         except _StoppedError:
@@ -479,7 +480,7 @@ class _Child:
                 answer |= json.loads(line)
                 if "status" in answer:
                     answer["error"] = describe_end(answer["status"], self._printed(printed))
-        except BrokenPipeError:
+        except not_from_handler(BrokenPipeError):
             if self._must_stop():
                 raise _StoppedError from None
             text = f"no answer in {seconds:g} s"
@@ -531,7 +532,7 @@ class _Child:
                 try:
                     if file:
                         file.close()
-                except BrokenPipeError:
+                except not_from_handler(BrokenPipeError):
                     pass
         self._process, self._loaded = None, set()
 
@@ -581,7 +582,8 @@ class Store:
                 Exchange(source, target, way, Case(*case)): (outcome, reason, (*traits,))
                 for way, case, outcome, reason, traits in kept["cells"]
             }
-        except (ValueError, KeyError, TypeError, RecursionError):  # another writer's
+        except not_from_handler(ValueError, KeyError, TypeError, RecursionError):
+            # another writer's
             return {}
 
     def write(self, source: str, target: str, key: str, found: dict[Exchange, _Found]) -> None:
@@ -593,5 +595,5 @@ class Store:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_file(self._folder / f"{source}-{target}.json", [data], 0o600, to_devices=False)
-        except OSError:
+        except not_from_handler(OSError):
             return

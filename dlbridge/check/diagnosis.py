@@ -36,7 +36,7 @@ from dlbridge.exchange import adapter, protocol
 from dlbridge.exchange.exchange import convert
 from dlbridge.files import why_not_loadable, why_not_private
 from dlbridge.kernels.cache import cache_path
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.text import escape_controls
 
 # Variables that change what dlbridge or a framework does in an exchange.
@@ -363,9 +363,7 @@ def _look_at_cache() -> tuple[str, list[Finding]]:
         is_usable = path.is_dir()
         why = why_not_private(path) or why_not_loadable(path) if is_usable else "it is not a folder"
         sizes = [each.stat().st_size for each in path.rglob("*") if each.is_file()]
-    except OSError as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(OSError) as error:
         why, sizes = str(error), []
     text = f"{path}: {len(sizes)} files, {sum(sizes):,} bytes"
     if why is not None:
@@ -431,9 +429,7 @@ def _probe(name: str) -> dict[str, Any]:
     expected = framework.path()
     try:
         module = import_module(framework.module)
-    except Exception as error:  # whatever an installation raises
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:  # whatever an installation raises
         return {"error": f"cannot be imported: {_text(error)}"}
     found: dict[str, Any] = {"version": str(getattr(module, "__version__", ""))}
     found["expected"] = expected
@@ -444,9 +440,7 @@ def _probe(name: str) -> dict[str, Any]:
         return {**found, "path": framework.path()}
     except ExchangeError as error:
         return {**found, "path": framework.path(), "note": f"made no array: {_text(error)}"}
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         return {**found, "error": f"made no array: {_text(error)}"}
     if seen.newest is not None:
         found["dlpack"] = seen.newest.version or (0, 8)

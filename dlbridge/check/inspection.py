@@ -15,7 +15,7 @@ from dlbridge.dtype import CODES, DType
 from dlbridge.errors import DLBridgeError, UnsupportedTypeError
 from dlbridge.exchange import protocol
 from dlbridge.shape import row_major
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.picture import draw, read_layout
 from dlbridge.text import escape_controls
 
@@ -267,18 +267,14 @@ def _ask_device(x: Any) -> tuple[int, int] | str | None:
     try:
         kind, index = method()
         return int(kind), int(index)
-    except Exception as error:  # what it raises is what is asked for
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:  # what it raises is what is asked for
         return _text(error)
 
 
 def _ask(export: Callable[..., object], **keywords: Any) -> CapsuleReport | str:
     try:
         capsule = export(**keywords)
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         return _text(error)
     if not protocol.is_capsule(capsule):
         return f"returned {protocol.describe(capsule)}, which is not a capsule"
@@ -290,9 +286,7 @@ def _is_taken(export: Callable[..., object], keyword: str, others: dict[str, Any
     value = protocol.VERSION if keyword == "max_version" else None
     try:
         export(**{**others, keyword: value})
-    except Exception as error:  # others refuse for another reason
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:  # others refuse for another reason
         return not protocol.unknown_keywords(error, {keyword})
     return True
 

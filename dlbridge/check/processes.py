@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import dlbridge._core as core
+from dlbridge.signals import not_from_handler
 
 
 def environment() -> dict[str, str]:
@@ -30,7 +31,7 @@ def describe_end(status: int, printed: bytes) -> str:
         return f"its process ended with status {status}{_reason(lines[-1:])}"
     try:
         name = signal.Signals(-status).name
-    except ValueError:
+    except not_from_handler(ValueError):
         name = f"signal {-status}"
     return f"its process ended by {name}{_reason(lines)}"
 

@@ -19,6 +19,7 @@ from dlbridge import registry
 from dlbridge._core import ffi, native
 from dlbridge.cuda.driver import check, device_count, entered, relaxed
 from dlbridge.errors import ArgumentError, CUDAError, DLBridgeError, ExchangeError
+from dlbridge.signals import not_from_handler
 
 Dims = tuple[int, ...]
 
@@ -354,7 +355,7 @@ def _born(process: int) -> int:
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    except not_from_handler(OSError):
         return 0
     return int(fields[19])
 
@@ -403,7 +404,7 @@ class _Ledger:
             return False
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
-        except OSError:
+        except not_from_handler(OSError):
             return False  # somebody has it
         try:
             if os.pread(self._file, 1, row) == _SENT:
@@ -425,7 +426,7 @@ class _Neighbour:
             if not _is_ledger(path):
                 raise _gone(origin, "it has no such ledger")
             self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
+        except not_from_handler(OSError) as error:
             raise _gone(origin, str(error)) from None
 
     def take(self, origin: _Origin) -> Callable[[], None]:
@@ -471,7 +472,7 @@ def _lock_byte(file: int, row: int) -> bool:
     while True:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, row)
-        except OSError:
+        except not_from_handler(OSError):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)

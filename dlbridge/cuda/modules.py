@@ -10,6 +10,7 @@ from dlbridge import registry
 from dlbridge._core import ffi
 from dlbridge.cuda.driver import check, entered, relaxed
 from dlbridge.errors import ArgumentError
+from dlbridge.signals import not_from_handler
 
 
 class Module:
@@ -108,5 +109,5 @@ class Function:
 def _read(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(os.fspath(path)).read_bytes()
-    except (OSError, TypeError, ValueError) as error:
+    except not_from_handler(OSError, TypeError, ValueError) as error:
         raise ArgumentError(f"Module: the image must be bytes or a file: {error}") from error

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from dlbridge._core import ffi
 from dlbridge.cuda.driver import check, driver
 from dlbridge.errors import ArgumentError, KernelError
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _SUCCESS, _INVALID_OPTION, _COMPILATION = 0, 5, 6  # of nvrtcResult
 # What a source may include without any toolkit. The types are those of libcu++.
@@ -213,17 +213,14 @@ def open_nvrtc(newest: int | None = None) -> Nvrtc:
     if named:
         try:
             return _open(named)
-        except (OSError, AttributeError) as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(OSError, AttributeError) as error:
             raise KernelError(f"$DLBRIDGE_NVRTC cannot be loaded: {error}") from error
     too_new = []
     for path in _candidates():
         try:
             found = _open(path)
-        except (OSError, AttributeError) as error:  # not there, or older than what is called here
-            if is_from_handler(error):
-                raise
+        except not_from_handler(OSError, AttributeError):
+            # not there, or older than what is called here
             continue
         if newest is None or found.version[0] <= newest:
             return found

@@ -21,6 +21,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.allocator import Allocator
 
 _CUDA = 2
@@ -215,7 +216,7 @@ class Framework:
             return sys.modules[self.module]
         try:
             return registry.load(import_module, self.module)
-        except ImportError as error:
+        except not_from_handler(ImportError) as error:
             raise FrameworkMissingError(
                 f"{call}: {self.name} is not installed here ({error}); {self._advice()}"
             ) from error

@@ -44,7 +44,7 @@ from dlbridge.exchange.context import (
     make_receipt,
     record,
 )
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import (
@@ -144,7 +144,7 @@ def _as_tensor(x: Any, policy: Policy) -> Tensor:
 
         try:
             x = numpy.asarray(x)
-        except ValueError as error:
+        except not_from_handler(ValueError) as error:
             raise UnsupportedTypeError(f"{policy.call}: {error}") from error
         if x.dtype == object:  # what NumPy before 1.24 makes of rows of different lengths
             raise UnsupportedTypeError(f"{policy.call}: these are not numbers in equal rows")
@@ -275,9 +275,7 @@ def _policy(call: str, policies: Mapping[str, Any]) -> Policy:
         return Policy(call, **policies) if policies else _plain(call)
     except DLBridgeError:
         raise
-    except TypeError as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(TypeError) as error:
         raise ArgumentError(f"{call}: {error}") from None
 
 
@@ -417,13 +415,11 @@ def _give(
         return framework.give(tensor, policy, context)
     except DLBridgeError:
         raise
-    except MemoryError as error:
+    except not_from_handler(MemoryError) as error:
         raise AllocationError(
             f"{policy.call}: {framework.name} has no memory for {kind(tensor)}: {error}"
         ) from error
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         raise ExchangeError(
             "consumer", f"{policy.call}: {framework.name} refused {kind(tensor)}: {error}"
         ) from error

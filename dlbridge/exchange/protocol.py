@@ -32,7 +32,7 @@ from dlbridge.errors import (
 from dlbridge.exchange import ordering
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.shape import row_major
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import is_from_handler, not_from_handler
 from dlbridge.tensor.values import PADDED, READ_ONLY
 
 VERSION = (1, 3)
@@ -121,9 +121,7 @@ def _attribute(x: object, name: str) -> Any:
     """Return an attribute or None: a property may raise AttributeError to say that it is absent."""
     try:
         return getattr(x, name, None)
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         raise refused(x, error) from error
 
 
@@ -158,9 +156,7 @@ def take(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
 def _take_buffer(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
     try:
         memory = memoryview(x)
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         if not isinstance(error, TypeError):
             raise refused(x, error) from error
         raise UnsupportedTypeError(
@@ -238,9 +234,7 @@ def take_table(x: Any, policy: Policy, context: ExchangeContext) -> native.Tenso
     """
     try:
         tensor = native.take_table(x, table_of(type(x)))
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         refusal = refused(x, error)
         if refusal.reason == "version" and hasattr(x, "__dlpack__"):
             return take_dlpack(x, policy, context)
@@ -312,9 +306,7 @@ def _ask(x: Any, keywords: dict[str, Any]) -> object:
     while True:
         try:
             return x.__dlpack__(**keywords)
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:
             _leave_out_unknown(x, keywords, error)
 
 
@@ -398,9 +390,7 @@ def dlpack_device(x: Any) -> tuple[int, int]:
         return int(kind), int(index or 0)
     except (DLBridgeError, MemoryError):
         raise
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         raise ExchangeError(
             "producer", f"from_dlpack: {describe(x)}.__dlpack_device__ failed: {error}"
         ) from error
@@ -477,9 +467,7 @@ def take_array_interface(
     try:
         memory = memoryview(x if interface.data is None else interface.data)
         raw = native.take_buffer(memory.cast("B") if memory.nbytes else b"")
-    except (TypeError, ValueError, BufferError) as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(TypeError, ValueError, BufferError) as error:
         interface.refuse(f"data must be (address, read-only) or a contiguous buffer: {error}")
     low, high = interface.reach()
     if interface.offset < 0 or interface.offset + low < 0:
@@ -508,9 +496,7 @@ def _take_host_memory(
         interface.refuse("its data is NULL, with elements", "null_data")
     try:
         array = np.asarray(_Memory(owner, interface, address, readonly))
-    except (TypeError, ValueError) as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(TypeError, ValueError) as error:
         interface.refuse(f"NumPy cannot read it for a copy: {error}")
     return take_array(array, policy, context)
 
@@ -636,9 +622,7 @@ class Interface:
             self.refuse(f"typestr must be as '<f4' is, got {typestr!r}")
         try:
             dtype = np.dtype(typestr)
-        except (TypeError, ValueError) as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(TypeError, ValueError):
             self.refuse(f"typestr {typestr!r} names no dtype")
         return typestr, DType(dtype.newbyteorder("="))
 
@@ -647,9 +631,7 @@ class Interface:
             self.refuse(f"{field} must be a tuple, got {values!r}")
         try:
             found = tuple(map(index, values))
-        except TypeError as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(TypeError):
             self.refuse(f"{field} must be of integers, got {values!r}")
         if any(not -(2**63) <= value < 2**63 for value in found):
             self.refuse(f"{field} must fit 64 bits, got {values!r}", "overflow")
@@ -673,9 +655,7 @@ class Interface:
     def _read_address(self, address: Any) -> int:
         try:
             found = 0 if address is None else index(address)
-        except TypeError as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(TypeError):
             self.refuse(f"an address must be an integer, got {address!r}")
         if not 0 <= found < 2**64:
             self.refuse(f"an address has 64 bits, got {found}")

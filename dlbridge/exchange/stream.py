@@ -30,6 +30,7 @@ from dlbridge.exchange.context import (
     record,
     unrecorded_context,
 )
+from dlbridge.signals import not_from_handler
 
 
 def stream(
@@ -536,7 +537,7 @@ class _Conversion:
             text = str(error).removeprefix("convert_tree: ").removeprefix("stream: ")
             error.args = (f"stream: batch {number}: {text}",)
             raise
-        except StopIteration as error:
+        except not_from_handler(StopIteration) as error:
             _note(error, number)
             raise RuntimeError(f"stream: batch {number}: a tensor raised StopIteration") from error
         except BaseException as error:
@@ -596,7 +597,7 @@ def _iterator_of(iterable: Any) -> Iterator[Any]:
         )
     try:
         return iter(iterable)
-    except TypeError as error:
+    except not_from_handler(TypeError) as error:
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
             raise ArgumentError(
                 f"stream: {protocol.describe(iterable)} is not iterable; pass a loader, a "

@@ -47,7 +47,7 @@ from dlbridge.errors import ArgumentError, DLBridgeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange, protocol
 from dlbridge.exchange.context import Policies
 from dlbridge.shape import TensorShape
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 
 def convert_tree(
@@ -338,9 +338,7 @@ class _Walk:
         for key, value in items.items():
             try:
                 rebuilt[key] = value
-            except Exception as error:  # the class may raise anything
-                if is_from_handler(error):
-                    raise
+            except not_from_handler(Exception) as error:  # the class may raise anything
                 _refuse(rebuilt, error, path)
 
     def rebuild_tuple(self, node: tuple[Any, ...], path: str) -> Any:
@@ -500,9 +498,7 @@ def _make_tuple(node: tuple[Any, ...], items: list[Any], path: str) -> Any:
     kind = type(node)
     try:  # a structseq is made by its own constructor alone, a namedtuple needs none
         made = kind(items) if hasattr(kind, "n_fields") else tuple.__new__(kind, items)
-    except Exception as error:  # the class may raise anything
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:  # the class may raise anything
         _refuse(node, error, path)
     getattr(made, "__dict__", {}).update(getattr(node, "__dict__", {}))
     return made
@@ -521,9 +517,7 @@ def _blank(node: Any, path: str) -> Any:
 def _copy(node: Any, path: str) -> Any:
     try:
         made = copy(node)
-    except Exception as error:  # the class may raise anything
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:  # the class may raise anything
         _refuse(node, error, path)
     if made is node or type(made) is not type(node):
         _refuse(node, "its copy is of another class, or itself", path)

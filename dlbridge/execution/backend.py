@@ -23,6 +23,7 @@ from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange.adapter import adapter, converter
 from dlbridge.exchange.context import is_recording
 from dlbridge.proto.datatypes import DataType
+from dlbridge.signals import not_from_handler
 
 FRAMEWORKS = ("numpy", "torch", "jax", "cupy")
 """The frameworks that run nodes; the folder of each has a module `graph` with its `BACKEND`."""
@@ -189,7 +190,7 @@ def namespace(framework: str) -> Any:
     adapter(framework).import_module()
     try:
         return import_module(found.namespace)
-    except ImportError as error:
+    except not_from_handler(ImportError) as error:
         raise FrameworkMissingError(
             f"running a graph needs {error.name}: pip install 'dlbridge[graph]'"
         ) from error
@@ -254,7 +255,7 @@ def has_devices(framework: str) -> bool:
     """Return whether a framework is installed and has a device to run on."""
     try:
         return bool(devices(framework))
-    except ImportError:
+    except not_from_handler(ImportError):
         return False
 
 

@@ -27,7 +27,7 @@ from dlbridge.execution.queues import QueueState
 from dlbridge.execution.registry import Context, Ends, Given
 from dlbridge.execution.variables import VariableState, Written, is_handle, reader, typed
 from dlbridge.proto.datatypes import resource, string
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 RunKind = Literal["steps", "loops", "compiled"]
 SMALL = 4096  # bytes: up to this constants are compiled in, and arrays are passed as they are
@@ -146,9 +146,7 @@ class Runtime:
             try:
                 with entered(context.framework, context.device):
                     made = placed.spec.factory(placed.node, context)
-            except Exception as error:
-                if is_from_handler(error):
-                    raise
+            except not_from_handler(Exception) as error:
                 raise failure(placed.node, error) from error
             made = _with_strings(placed.node, made)
             made = on_device(context.framework, context.device, made)

@@ -17,7 +17,7 @@ from dlbridge.errors import ExchangeError, name_call
 from dlbridge.execution.concurrent import Schedule
 from dlbridge.execution.errors import failure
 from dlbridge.execution.quiet import without_warnings
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -265,9 +265,7 @@ class Body:
                 result = function(*[values[each] for each in inputs])
             except self.keep:
                 raise
-            except Exception as error:
-                if is_from_handler(error):
-                    raise
+            except not_from_handler(Exception) as error:
                 raise failure(node, error, calls_user) from error
             for number, value in zip(outputs, (result,) if single else result, strict=True):
                 values[number] = value
@@ -323,7 +321,7 @@ def result_dtype(ufunc: str, *dtypes: np.dtype) -> np.dtype | None:
     """
     try:
         loops = native.Loops(dtypes, ((find_ufunc(ufunc), (*range(len(dtypes)),)),), (len(dtypes),))
-    except TypeError:
+    except not_from_handler(TypeError):
         return None
     found: np.dtype = loops.dtypes[0]
     return found
@@ -377,7 +375,7 @@ def make_loops(
             single=single,
             small_torch=small_torch,
         )
-    except TypeError:
+    except not_from_handler(TypeError):
         return one_by_one
 
 

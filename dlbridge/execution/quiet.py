@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge._core import native
+from dlbridge.signals import not_from_handler
 
 
 def without_warnings(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,7 +33,7 @@ def _find_setting() -> tuple[ContextVar[Any], object, object] | None:
     variable, quiet = found[0]
     try:
         return variable, Context().run(variable.get), quiet
-    except LookupError:  # it has no default
+    except not_from_handler(LookupError):  # it has no default
         return None
 
 

@@ -12,7 +12,7 @@ from dlbridge.exchange.context import receipts
 from dlbridge.execution.backend import FRAMEWORKS, backend
 from dlbridge.execution.plan import Plan, Step
 from dlbridge.files import write_file
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 NAMED = 50  # nodes of a compiled run that a bar names
 
@@ -97,9 +97,7 @@ class Trace:
             with receipts() as log:
                 result = function(*values)
             _wait(result, step)
-        except Exception as error:  # what the program does in C
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:  # what the program does in C
             explained = plan.explain(number, error)
             raise explained from (None if explained is error else error)
         end = perf_counter_ns()

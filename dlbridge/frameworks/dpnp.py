@@ -18,6 +18,7 @@ from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.signals import not_from_handler
 
 _ONEAPI = 14
 _DTYPES = [
@@ -151,7 +152,7 @@ class Dpnp(Framework):
         array = self.import_module().tensor.from_dlpack(tensor)
         try:
             array.__dlpack__(stream=stream)
-        except TypeError as error:
+        except not_from_handler(TypeError) as error:
             raise UnsupportedTypeError(
                 f"__dlpack__: stream must be None or a dpctl.SyclQueue, got {stream!r}"
             ) from error

@@ -12,7 +12,7 @@ from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.shape import positive_strides
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _DTYPES = [
     *((code, bits, 1) for code in (0, 1) for bits in (8, 16, 32, 64)),
@@ -139,9 +139,7 @@ class Mlx(Framework):
         """Evaluate the array and take its memory; inside a transformation it has none."""
         try:
             sys.modules["mlx.core"].eval(x)
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:
             raise ExchangeError(
                 "lazy", f"from_dlpack: the mlx.core.array cannot be evaluated here: {error}"
             ) from error

@@ -12,7 +12,7 @@ from dlbridge.cuda.driver import LEGACY, NONE
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _COMPLEX = 5
 _WIDTHS: dict[int, tuple[int, ...]] = {
@@ -146,9 +146,7 @@ class Tvm(Framework):
         context.route.append("tvm_ffi capsule")
         try:
             tensor = native.take_capsule(x.__dlpack__())
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:
             raise protocol.refused(x, error) from error
         if ordering.has_streams(tensor._device_pair):
             ordering.note_producer(tensor, self.stream(tensor._device_pair[1]))
@@ -235,9 +233,7 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
     try:
         made: Any = native.give_table(sample, table)
         shape = native.take_capsule(made.__dlpack__()).shape
-    except Exception as error:  # whatever fails: `from_dlpack` remains
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever fails: `from_dlpack` remains
         return None
     return table if type(made) is kind and shape == (3,) else None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ from dlbridge.kernels.schema import (
     refusal,
     type_name,
 )
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor import memory
 from dlbridge.tensor.values import READ_ONLY
 
@@ -309,8 +310,10 @@ _SAVING = ("jax", "tensorflow", "torch")
 
 
 def _load_silently(name: str) -> None:
-    with suppress(Exception):  # one that cannot serve kernels says so when it is asked
+    try:
         binding(name)
+    except not_from_handler(Exception):
+        pass  # one that cannot serve kernels says so when it is asked
 
 
 # ---- every call that C declines ------------------------------------------------------------------

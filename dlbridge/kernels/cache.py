@@ -27,6 +27,7 @@ from pathlib import Path
 
 from dlbridge.errors import KernelError
 from dlbridge.files import read_own, why_not_loadable, why_not_private, write_file
+from dlbridge.signals import not_from_handler
 
 # ---- entries: "<key>-<checksum of the contents><suffix>" -----------------------------------------
 
@@ -56,7 +57,7 @@ def entry(key: str, suffix: str, make: Callable[[Path], bytes], call: str = "com
         return found
     try:
         return _keep(folder, key, suffix, make)
-    except OSError as error:
+    except not_from_handler(OSError) as error:
         if os.environ.get("DLBRIDGE_CACHE_DIR"):
             raise KernelError(f"{call}: $DLBRIDGE_CACHE_DIR cannot be written: {error}") from error
         if folder == _own_directory(call):
@@ -86,7 +87,7 @@ def read_kept(key: str, suffix: str) -> bytes | None:
         if path is None or not path.is_dir() or why_not_private(path) is not None:
             return None
         found = find(key, suffix, path)
-    except OSError:
+    except not_from_handler(OSError):
         return None
     return None if found is None else read_own(found)
 
@@ -106,7 +107,7 @@ def _keep_here(key: str, suffix: str, make: Callable[[Path], bytes], call: str) 
     folder = _own_directory(call)
     try:
         return _keep(folder, key, suffix, make)
-    except OSError as error:
+    except not_from_handler(OSError) as error:
         raise KernelError(f"{call}: {folder} cannot be written: {error}") from error
 
 
@@ -137,7 +138,7 @@ def _directory(call: str) -> Path:
         return _own_directory(call)
     try:
         why = _why_unusable(path)
-    except OSError as error:
+    except not_from_handler(OSError) as error:
         if chosen:
             raise KernelError(f"{call}: $DLBRIDGE_CACHE_DIR cannot be made: {error}") from error
         if error.errno in _FULL:
@@ -194,7 +195,7 @@ def _home() -> str:
         return given
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
+    except not_from_handler(KeyError):
         return ""
 
 
@@ -234,7 +235,7 @@ def _temporary_directory(process: int, call: str) -> Path:
                 _require_room(path)
                 atexit.register(_remove, path, process)
                 return _OWN.setdefault(process, path)
-        except OSError as error:
+        except not_from_handler(OSError) as error:
             why = str(error)
         if path is not None:
             path.rmdir()

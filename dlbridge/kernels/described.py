@@ -27,6 +27,7 @@ from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.elf import Image
 from dlbridge.kernels.exports import DERIVATIVES, OPTIONS, Export, refusal
 from dlbridge.kernels.schema import Schema
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 Described = Mapping[str, str | Mapping[str, Any]]
@@ -57,7 +58,7 @@ def open_tvm(path: str) -> Any:
     tvm_ffi = adapter("tvm").import_module("load_library")
     try:
         return tvm_ffi.load_module(path)
-    except (RuntimeError, OSError) as error:
+    except not_from_handler(RuntimeError, OSError) as error:
         raise ArgumentError(f"load_library: {path} cannot be loaded: {error}") from error
 
 
@@ -81,7 +82,7 @@ def read_described(path: str, schemas: Described | None) -> tuple[str, dict[str,
         return "", {}
     try:
         found = tomllib.loads(beside.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except not_from_handler(tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ArgumentError(f"load_library: {beside} is no TOML: {error}") from None
     return str(beside), _check(str(beside), found)
 

@@ -19,6 +19,7 @@ from dlbridge.kernels.kernel import Kernel, publish
 from dlbridge.kernels.kinds import locate
 from dlbridge.kernels.schema import Schema
 from dlbridge.kernels.wrap import draft
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 TABLE = "dlb_kernels"  # its symbol
@@ -243,7 +244,7 @@ def _text(memory: Memory, library: str, where: object, described: _Description, 
     contents = memory.text(address)
     try:
         return contents.decode()
-    except UnicodeDecodeError:
+    except not_from_handler(UnicodeDecodeError):
         raise ArgumentError(
             f"load_library: {library}: {where}: .{field} must be UTF-8, got {contents!r}"
         ) from None

@@ -51,6 +51,7 @@ from dlbridge.kernels.schema import (
     join_parts,
     same_shape,
 )
+from dlbridge.signals import not_from_handler
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
@@ -494,7 +495,7 @@ def read_rule(schema: Schema, given: Any, word: str, kinds: Mapping[str, str]) -
         )
     try:
         parameters = inspect.signature(given).parameters.values()
-    except (TypeError, ValueError):
+    except not_from_handler(TypeError, ValueError):
         raise UnsupportedTypeError(
             f"{schema.qualified}: {word}= has no parameters that can be read: {describe(given)}; "
             "pass a function of Python"

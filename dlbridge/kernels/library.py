@@ -36,7 +36,7 @@ from dlbridge.kernels.exports import TABLE, is_of, make_kernels, read_exports
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.source import COMMENT, lines_with
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 
@@ -68,9 +68,7 @@ class Library:
         self.kernels = MappingProxyType({})
         try:
             self._library = ctypes.CDLL(spelled or path)
-        except (OSError, ValueError) as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(OSError, ValueError) as error:
             raise ArgumentError(f"load_library: {path} cannot be loaded: {error}") from error
 
     def _make_kernels(
@@ -104,7 +102,7 @@ class Library:
         """Return the address of the table, or 0; one of a library that this one needs is not it."""
         try:
             address = ctypes.addressof(ctypes.c_char.in_dll(self._library, TABLE))
-        except ValueError:
+        except not_from_handler(ValueError):
             return 0
         return address if is_of(address, self._library._handle) else 0
 
@@ -114,7 +112,7 @@ class Library:
             raise ArgumentError(f"load_library: a symbol's name must be text, got {name!r}")
         try:
             return self._library[name]
-        except AttributeError:
+        except not_from_handler(AttributeError):
             raise ArgumentError(
                 f"load_library: {self.path} has no symbol {name!r}; C++ functions need extern "
                 '"C", and hidden ones __attribute__((visibility("default")))'
@@ -270,7 +268,7 @@ def _load_file(file: Path, schemas: Described | None) -> Library:
     with _LOADING:
         try:
             found = file.stat()
-        except OSError:
+        except not_from_handler(OSError):
             return _load(str(file), None, schemas)  # which says why
         which = (found.st_dev, found.st_ino)
         stamp = (found.st_size, found.st_mtime_ns)
@@ -296,7 +294,7 @@ def _load_file(file: Path, schemas: Described | None) -> Library:
 def _is_loaded(path: str) -> bool:
     try:
         ctypes.CDLL(path, os.RTLD_NOLOAD)
-    except OSError:
+    except not_from_handler(OSError):
         return False
     return True
 
@@ -659,9 +657,7 @@ def _run(
             check=False,
             env={**os.environ, **environment},
         )
-    except OSError as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(OSError) as error:
         raise KernelError(f"{language.call}: {command[0]} cannot be run: {error}") from error
 
 

@@ -16,6 +16,7 @@ from dlbridge.kernels.builds import SHARED, exports_kernels
 from dlbridge.kernels.elf import Image
 from dlbridge.kernels.exports import TABLE, Export, read_exports
 from dlbridge.kernels.library import Library, load_library
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 
@@ -79,7 +80,7 @@ def _libraries(name: str) -> list[Path]:
             found[path.resolve()] = None
     try:
         files = distribution(name).files or ()
-    except (PackageNotFoundError, ValueError):
+    except not_from_handler(PackageNotFoundError, ValueError):
         if not folders:
             known = {name for names in packages_distributions().values() for name in names}
             nearest = did_you_mean(name, sorted({*known, *packages_distributions()}))
@@ -98,7 +99,7 @@ def _folders(name: str) -> Iterator[Path]:
     first, *inner = name.split(".")
     try:
         spec = find_spec(first) if first else None
-    except ValueError:  # of a module that is there without a spec, as __main__
+    except not_from_handler(ValueError):  # of a module that is there without a spec, as __main__
         return
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         folder = Path(location, *inner)

@@ -14,6 +14,7 @@ from dlbridge.kernels import gradients, lists
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, device_type, read_launch, recognise
 from dlbridge.kernels.schema import LIST_KINDS, Schema
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 Batch = Literal["sequential", "broadcast"]
@@ -457,7 +458,7 @@ def _positions(mutates: Iterable[str | int] | None) -> tuple[int, ...] | None:
         return None
     try:
         positions = tuple(sorted({index(each) for each in mutates}))  # type: ignore[arg-type]
-    except TypeError:
+    except not_from_handler(TypeError):
         raise ArgumentError(
             f"wrap: without a schema mutates= takes positions of tensors, got {mutates!r}"
         ) from None

@@ -26,6 +26,7 @@ from dlbridge.mpi.collectives import Call, prepare
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.quick import QUICK, TREE, learn_call
 from dlbridge.mpi.values import Kind
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.values import raw_bytes
 
@@ -130,7 +131,7 @@ class Tree:
         """Note why this rank cannot take part, where that turns out within."""
         try:
             yield
-        except (DLBridgeError, TypeError, ValueError, MemoryError) as error:
+        except not_from_handler(DLBridgeError, TypeError, ValueError, MemoryError) as error:
             self.error = error
 
     def _take(self, out: Any, result: Result) -> None:

@@ -29,6 +29,7 @@ from dlbridge.mpi.quick import (
     learn_call,
 )
 from dlbridge.mpi.values import Destination, Kind, Source, give, take
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.values import raw_bytes
 
 Post = Callable[[Any, Any], Any]
@@ -101,7 +102,7 @@ def prepare(
         destination = None if out is None else Destination(name, out)
         if destination is not None and kind is not None:
             destination.check(kind)
-    except (DLBridgeError, TypeError, ValueError) as refused:
+    except not_from_handler(DLBridgeError, TypeError, ValueError) as refused:
         error = refused
     return Call(name, arguments, source, kind, destination, framework, error)
 
@@ -115,7 +116,7 @@ def with_target(call: Call) -> tuple[Call, native.TensorBase | None]:
         return call, None
     try:
         return call, call.receive(call.kind)
-    except MemoryError as error:
+    except not_from_handler(MemoryError) as error:
         return call._replace(error=error), None
 
 
@@ -247,7 +248,7 @@ def _add_values(
         source = reductions.aligned(call.source.tensor)
         call = call._replace(source=call.source._replace(tensor=source))
         values = source, receive(), how
-    except MemoryError as error:
+    except not_from_handler(MemoryError) as error:
         return call._replace(error=error), None
     return call, call.ballot(over, values=values).state
 

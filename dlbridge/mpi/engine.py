@@ -22,6 +22,7 @@ from dlbridge._core import native
 from dlbridge.calls import with_advice
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError, MPITimeoutError
 from dlbridge.mpi.job import Job, Nap, end_together, named
+from dlbridge.signals import not_from_handler
 
 _SPIN = 50e-6  # seconds of yielding before a wait sleeps,
 _PER_BYTE = 5e-10  # and so much more for each byte that is on its way
@@ -99,7 +100,7 @@ class Operation:
                     self.after = made
                     return False
                 self.requests = made
-        except StopIteration as end:
+        except not_from_handler(StopIteration) as end:
             self.result = end.value
         except BaseException as error:
             self.error = error
@@ -396,7 +397,7 @@ class Request(native.Begun):
         """Wait as a blocking call does: a receive for which nothing came is not left behind."""
         try:
             return self._wait(limit)
-        except MemoryError:  # for the wait, or for the result
+        except not_from_handler(MemoryError):  # for the wait, or for the result
             if self._is_over or self.cancel():
                 raise
             return self._wait(limit)  # others rely on it

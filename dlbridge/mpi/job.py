@@ -20,6 +20,7 @@ from typing import Any
 
 from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError, MPIError
+from dlbridge.signals import not_from_handler
 
 _LEFT = 1  # the tag by which a process says that it has left
 GRACE = 1.0  # seconds in which messages sent before may still arrive
@@ -71,7 +72,7 @@ class Job:
         """Take note of the processes that were lost; return whether there are new ones."""
         try:
             group = self._control.Get_failed()
-        except NotImplementedError:  # MPI without ULFM
+        except not_from_handler(NotImplementedError):  # MPI without ULFM
             return False
         world = self.mpi.COMM_WORLD.Get_group()
         lost = frozenset(group.Translate_ranks(None, world)) - self.lost
@@ -203,12 +204,13 @@ def _import() -> Any:
         _check_start()
     try:
         return registry.load(import_module, "mpi4py.MPI")
-    except ImportError as error:
+    except not_from_handler(ImportError) as error:
         raise FrameworkMissingError(
             f"dlbridge.mpi: mpi4py is not installed here, or finds no MPI library ({error}); "
             "pip install 'dlbridge[mpi]'"
         ) from error
-    except RuntimeError as error:  # what mpi4py of some builds raises without a library
+    except not_from_handler(RuntimeError) as error:
+        # what mpi4py of some builds raises without a library
         raise FrameworkMissingError(
             f"dlbridge.mpi: mpi4py finds no MPI library ({error}); pip install 'dlbridge[mpi]'"
         ) from error
@@ -243,7 +245,7 @@ def _place() -> str | None:
         return " ".join((*hydra, *pmix)).strip()
     try:
         found = os.fstat(int(number))
-    except (OSError, ValueError):
+    except not_from_handler(OSError, ValueError):
         return None
     return str(found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
 

@@ -20,6 +20,7 @@ from dlbridge.mpi.channel import Channel, begins
 from dlbridge.mpi.collectives import Call, exchange, prepare, require_tensor, start
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.values import Kind
+from dlbridge.signals import not_from_handler
 
 _COUNT = np.dtype(np.int64)
 
@@ -37,7 +38,7 @@ def _read_counts(name: str, counts: Any, kind: Kind, size: int) -> list[int]:
     """Return how many rows go to each rank."""
     try:
         made = [count.__index__() for count in counts]
-    except (AttributeError, TypeError) as error:
+    except not_from_handler(AttributeError, TypeError) as error:
         raise ArgumentError(
             f"{name}: counts must be integers, one for each rank, got {counts!r}"
         ) from error
@@ -135,7 +136,7 @@ def _exchange_counts(
         if min(came) < 0:
             raise MPIError(f"{call.name}: ranks announce {came} rows; run the same dlbridge there")
         target = call.receive(Kind((sum(came), *row.shape), row.dtype))
-    except (MPIError, MemoryError, ValueError) as refused:
+    except not_from_handler(MPIError, MemoryError, ValueError) as refused:
         error = refused
     yield from agree(over, operation, _ballot(over, call, error, follows=True))
     assert target is not None

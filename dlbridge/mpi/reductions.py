@@ -17,7 +17,7 @@ from dlbridge.dtype import CODES, DType
 from dlbridge.errors import ArgumentError
 from dlbridge.mpi.channel import Channel
 from dlbridge.mpi.values import Kind, dtype_of
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.values import raw_bytes
 
 
@@ -105,9 +105,7 @@ def numpy_dtype(call: str, op: str, kind: Kind) -> np.dtype[Any]:
         raise ArgumentError(f"{call}: {op} of {dtype} is not defined; convert it first")
     try:
         return dtype.numpy
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         raise ArgumentError(
             f"{call}: {dtype} needs ml_dtypes to be reduced; pip install 'dlbridge[dtypes]'"
         ) from error

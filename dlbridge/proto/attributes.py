@@ -28,6 +28,7 @@ from dlbridge.proto.datatypes import DATA_TYPES, DataType
 from dlbridge.proto.tensors import CONTENT, TensorFields, lazy_value, split_value
 from dlbridge.proto.values import FunctionName, TensorValue
 from dlbridge.shape import TensorShape
+from dlbridge.signals import not_from_handler
 
 LARGE = 1 << 12
 """Contents of at least this many bytes are kept out of the messages."""
@@ -65,7 +66,7 @@ def read_type(number: int, _: object = ()) -> DataType:
     """Return the DataType of a number; WireError when there is none."""
     try:
         return DATA_TYPES[number]
-    except KeyError:
+    except not_from_handler(KeyError):
         raise WireError(f"TensorFlow has no DataType number {number}") from None
 
 
@@ -210,7 +211,7 @@ _PYTHON: dict[str, Callable[[Any], Any]] = {"s": bytes, "i": int, "f": float, "b
 def _assign(message: Any, kind: str, value: Any) -> None:
     try:
         setattr(message, kind, _plain(kind, value))
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise ArgumentError(f"an int of an attribute has 64 bits: {error}") from error
 
 
@@ -231,7 +232,7 @@ def _write_list(values: Sequence[Any], message: Any, contents: list[Any] | None)
         return
     try:
         field.extend([_plain(kind, value) for value in values])
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise ArgumentError(f"an int of an attribute has 64 bits: {error}") from error
 
 

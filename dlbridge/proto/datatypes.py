@@ -15,6 +15,7 @@ import numpy as np
 from dlbridge import dtype as dlpack_dtypes
 from dlbridge.dtype import DType
 from dlbridge.errors import DLBridgeError, UnsupportedTypeError
+from dlbridge.signals import not_from_handler
 
 REFERENCE = 100  # the number of a reference type minus that of its base type
 
@@ -370,7 +371,7 @@ def as_dtype(x: object) -> DataType:
     key = (type(x), x)
     try:
         found = _converted.get(key)
-    except TypeError:  # not hashable
+    except not_from_handler(TypeError):  # not hashable
         return _read(x)
     if found is None:
         found = _converted[key] = _read(x)
@@ -403,7 +404,7 @@ def _from_numpy(x: Any) -> DataType | None:
         return None
     try:
         dtype = np.dtype(x)
-    except TypeError:  # an abstract type, such as np.number
+    except not_from_handler(TypeError):  # an abstract type, such as np.number
         return None
     if dtype.kind in "OSU":
         return string
@@ -416,5 +417,5 @@ def _from_numpy(x: Any) -> DataType | None:
 def _from_dlpack(x: Any) -> DataType | None:
     try:
         return _BY_DLPACK.get(dlpack_dtypes.as_dtype(x))
-    except (DLBridgeError, TypeError):
+    except not_from_handler(DLBridgeError, TypeError):
         return None

@@ -32,7 +32,7 @@ from dlbridge.proto import messages, wire
 from dlbridge.proto.attributes import LARGE
 from dlbridge.proto.tensors import CONTENT, MOST_BYTES, TensorFields
 from dlbridge.proto.wire import flatten, varint
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 # Below this it is cheaper to let protobuf copy everything than to look for large contents.
 SCANNED_FROM = 1 << 20
@@ -93,7 +93,7 @@ def _load_text_or_file(source: str | os.PathLike[str]) -> LoadedGraph:
     if path.suffix in _TEXT_SUFFIXES:
         try:
             text = path.read_text("utf-8")
-        except UnicodeDecodeError as error:
+        except not_from_handler(UnicodeDecodeError) as error:
             raise WireError(f"{path} is not a GraphDef as text: {error}") from error
         return LoadedGraph(_parse_text(text))
     return _load_bytes(memoryview(path.read_bytes()))
@@ -115,9 +115,8 @@ def _parse_text(text: str) -> Any:
 
     try:
         return text_format.Parse(text, message)
-    except Exception as error:  # ParseError, and RecursionError for text that is nested too deeply
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
+        # ParseError, and RecursionError for text that is nested too deeply
         raise WireError(f"this text is not a GraphDef: {error}") from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError, UnsupportedTypeError, WireError
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 PACKAGE = "dlbridge"
 OLDEST = 5  # the first release whose message classes we can make without generated code
@@ -37,7 +37,7 @@ def _load() -> dict[str, Any]:
     try:
         import google.protobuf
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    except ImportError as error:
+    except not_from_handler(ImportError) as error:
         raise FrameworkMissingError(f"graphs need protobuf ({error}); {_ADVICE}") from error
     version = google.protobuf.__version__
     if int(version.partition(".")[0]) < OLDEST:
@@ -66,9 +66,8 @@ def parse(name: str, data: Any) -> Any:
     message = __getattr__(name)()
     try:
         message.ParseFromString(data)
-    except Exception as error:  # DecodeError, and what protobuf's versions raise besides
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
+        # DecodeError, and what protobuf's versions raise besides
         raise WireError(f"these {len(data)} bytes are not a {name}: {error}") from error
     return message
 

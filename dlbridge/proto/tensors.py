@@ -32,6 +32,7 @@ from dlbridge.proto.datatypes import DATA_TYPES, DataType
 from dlbridge.proto.values import TensorValue, make_value
 from dlbridge.proto.wire import flatten
 from dlbridge.shape import MAX_RANK, row_major
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.tensor import Tensor
 from dlbridge.tensor.values import PADDED, as_array
 
@@ -422,7 +423,7 @@ def check_text(text: memoryview) -> None:
     """Raise WireError unless the bytes of a string field are UTF-8."""
     try:
         str(text, "utf-8")
-    except UnicodeDecodeError as error:
+    except not_from_handler(UnicodeDecodeError) as error:
         raise WireError(f"malformed protocol buffer: a string is not UTF-8: {error}") from error
 
 

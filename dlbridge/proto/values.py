@@ -17,6 +17,7 @@ from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.proto import datatypes
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.shape import as_shape
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.values import BYTE, allocate, as_array
 
 Array = np.ndarray[Any, Any]
@@ -278,7 +279,7 @@ def _read(values: Any) -> Array:
         raise ArgumentError("None values not supported.")
     try:
         array = np.asarray(values)
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise ArgumentError(f"a tensor has lists of equal lengths: {error}") from error
     if array.dtype == object and any(isinstance(each, list | tuple) for each in array.flat):
         raise ArgumentError(f"a tensor has lists of equal lengths, got {_excerpt(values)}")

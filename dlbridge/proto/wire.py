@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError, WireError
+from dlbridge.signals import not_from_handler
 
 Array = np.ndarray[Any, Any]
 
@@ -35,9 +36,9 @@ def flatten(buffer: object, call: str) -> memoryview:
     """Return the memory of an object with the buffer protocol as a flat view of bytes."""
     try:
         view = memoryview(buffer)  # type: ignore[arg-type]
-    except TypeError as error:
+    except not_from_handler(TypeError) as error:
         raise UnsupportedTypeError(f"{call}: bytes or another buffer required, {error}") from error
-    except ValueError as error:  # released
+    except not_from_handler(ValueError) as error:  # released
         raise ArgumentError(f"{call}: {error}") from error
     if view.ndim == 1 and view.format == "B" and view.contiguous:
         return view

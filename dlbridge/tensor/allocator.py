@@ -25,7 +25,7 @@ from dlbridge.errors import (
     FrameworkMissingError,
     UnsupportedTypeError,
 )
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor import values
 from dlbridge.tensor.tensor import Tensor
 
@@ -101,7 +101,7 @@ class Allocator:
     def _request(self, nbytes: int, alignment: int) -> _Block:
         try:
             address = self.allocate(nbytes, alignment)
-        except MemoryError as error:
+        except not_from_handler(MemoryError) as error:
             raise values.no_memory(self.name, nbytes, alignment) from error
         if not address:
             raise values.no_memory(self.name, nbytes, alignment)
@@ -190,7 +190,7 @@ def check_alignment(alignment: object) -> int:
     """
     try:
         given = operator.index(alignment)  # type: ignore[arg-type]
-    except TypeError:
+    except not_from_handler(TypeError):
         given = 0
     if not 1 <= given <= _MOST_ALIGNMENT or given & (given - 1):
         raise ArgumentError(f"alignment must be a power of two below 2**63, got {alignment!r}")
@@ -266,7 +266,7 @@ class ExchangeAllocator(Allocator):
     ) -> native.TensorBase:
         try:
             return native.allocate_table(self._table, shape, dtype, device)
-        except MemoryError as error:
+        except not_from_handler(MemoryError) as error:
             raise AllocationError(
                 f"allocator {self.name!r} cannot give {_packed_bytes(shape, dtype)} bytes for a "
                 f"tensor of shape {shape}: {error}"
@@ -321,7 +321,7 @@ class FrameworkAllocator(Allocator):
         super().__init__(name)
         try:
             self._framework: Any = import_module(name)
-        except ImportError as error:
+        except not_from_handler(ImportError) as error:
             raise FrameworkMissingError(f"set_allocator: {name} is not installed") from error
 
     def request(self, nbytes: int, device: int, stream: int) -> int:
@@ -349,9 +349,7 @@ class FrameworkAllocator(Allocator):
     def _ask(self, nbytes: int, device: int, stream: int) -> int:
         try:
             return self.request(nbytes, device, stream)
-        except (MemoryError, RuntimeError) as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(MemoryError, RuntimeError) as error:
             if type(error).__name__ != "OutOfMemoryError" and not isinstance(error, MemoryError):
                 raise
             raise no_memory(f"allocator {self.name!r}", nbytes, _DEVICE_MEMORY, device) from error

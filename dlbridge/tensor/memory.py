@@ -22,6 +22,7 @@ from dlbridge.errors import (
     UnsupportedTypeError,
 )
 from dlbridge.shape import row_major
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor import values
 from dlbridge.tensor.allocator import (
     Allocator,
@@ -193,9 +194,9 @@ def arange(
         raise ArgumentError(f"arange: step must not be zero, got {step!r}")
     try:
         numbers = np.arange(0, start, step) if stop is None else np.arange(start, stop, step)
-    except (ValueError, ZeroDivisionError, OverflowError) as error:
+    except not_from_handler(ValueError, ZeroDivisionError, OverflowError) as error:
         raise ArgumentError(f"arange: {error}") from error
-    except MemoryError as error:
+    except not_from_handler(MemoryError) as error:
         raise AllocationError(f"arange: {error}") from error
     kind = numbers.dtype if dtype is None else dtype
     return full(
@@ -317,7 +318,7 @@ def _extents(shape: Any) -> Sequence[Any]:
 def _integer(given: object, what: str) -> int:
     try:
         return operator.index(given)  # type: ignore[arg-type]
-    except TypeError:
+    except not_from_handler(TypeError):
         raise ArgumentError(f"{what} must be an integer, got {given!r}") from None
 
 
@@ -387,11 +388,11 @@ def _open(buffer: Any) -> memoryview:
         return memoryview(buffer)
     except DLBridgeError:
         raise
-    except TypeError as error:
+    except not_from_handler(TypeError) as error:
         raise UnsupportedTypeError(f"from_buffer: {error}") from error
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise ArgumentError(f"from_buffer: {error}") from error
-    except BufferError as error:
+    except not_from_handler(BufferError) as error:
         raise ExchangeError("producer", f"from_buffer: {error}") from error
 
 

@@ -19,6 +19,7 @@ from dlbridge.cuda import ipc
 from dlbridge.dtype import make_dtype
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.shape import row_major
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor import values, views
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def rebuild(
     _check_state(shape, dtype, order, flags)
     try:
         memory = native.take_buffer(data)
-    except TypeError as error:
+    except not_from_handler(TypeError) as error:
         raise UnsupportedTypeError(f"unpickling: the memory must be a buffer: {error}") from error
     _check_memory(memory, shape, dtype, flags)
     strides = row_major(shape)

@@ -23,7 +23,7 @@ from dlbridge.errors import (
     UnsupportedTypeError,
     name_call,
 )
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor import views
 
 Array = np.ndarray[Any, Any]
@@ -137,7 +137,7 @@ def allocate(
         raise no_memory("cpu", nbits // 8, alignment)
     try:
         return native.allocate(shape, dtype, max(alignment, 8), zero)
-    except MemoryError as error:
+    except not_from_handler(MemoryError) as error:
         raise no_memory("cpu", (nbits + 7) // 8, alignment) from error
 
 
@@ -360,9 +360,7 @@ def _read(value: object) -> Array:
         return np.asarray(value)
     except (DLBridgeError, MemoryError):
         raise
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         raise UnsupportedTypeError(f"cannot assign a {type(value).__name__}: {error}") from error
 
 
@@ -391,7 +389,7 @@ def _convert(array: Array, source: DType, target: DType) -> Array:
     wanted = _reading_dtype(target.code, target.bits)
     try:
         converted: Array = array.astype(wanted, order="C", copy=False)
-    except MemoryError as error:
+    except not_from_handler(MemoryError) as error:
         raise no_memory("numpy", array.size * wanted.itemsize, wanted.itemsize) from error
     return converted
 

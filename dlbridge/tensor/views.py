@@ -16,6 +16,7 @@ import numpy as np
 
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError, ViewError
 from dlbridge.shape import row_major
+from dlbridge.signals import not_from_handler
 
 Dims = tuple[int, ...]
 
@@ -90,9 +91,9 @@ def _slice_range(item: slice, extent: int) -> tuple[int, int, int]:
     """Return (start, count, step) of a slice; a step that is never taken becomes 1."""
     try:
         start, stop, step = item.indices(extent)
-    except ValueError as error:  # a step of 0
+    except not_from_handler(ValueError) as error:  # a step of 0
         raise ArgumentError(f"index {item}: {error}") from None
-    except TypeError:
+    except not_from_handler(TypeError):
         raise UnsupportedTypeError(f"slice bounds must be integers or None, got {item}") from None
     count = len(range(start, stop, step))
     return (start if count else 0), count, (step if count > 1 else 1)
@@ -104,7 +105,7 @@ def _position(item: object, extent: int, dim: int) -> int:
         if isinstance(item, (bool, np.bool_)):  # np.bool_ has __index__ before NumPy 2
             raise TypeError
         position = item if type(item) is int else operator.index(item)  # type: ignore[arg-type]
-    except TypeError:
+    except not_from_handler(TypeError):
         raise UnsupportedTypeError(
             f"index {dim} is a {type(item).__name__}: a view takes integers, slices, None and "
             "'...'; selecting by bool, list or array copies: use numpy.asarray(tensor)[...]"
@@ -171,7 +172,7 @@ def _integers(call: str, name: str, given: object) -> Dims:
         if isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
             return tuple(operator.index(each) for each in given)
         return (operator.index(given),)  # type: ignore[arg-type]
-    except TypeError:
+    except not_from_handler(TypeError):
         raise UnsupportedTypeError(f"{call}: {name} must be of integers, got {given!r}") from None
 
 

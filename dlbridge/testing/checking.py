@@ -22,7 +22,7 @@ from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.kernel import Kernel, is_native_to
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.testing import samples
 from dlbridge.testing.samples import Recipe, Sample
 from dlbridge.text import did_you_mean
@@ -343,9 +343,7 @@ def _run(
             check(subject)
     except Inapplicable as reason:
         return CheckRow(subject.framework, name, "skipped", str(reason))
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         why = samples.why_not(error)
         if why is not None:
             return CheckRow(subject.framework, name, "skipped", why)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from dlbridge._core import native
+from dlbridge.signals import not_from_handler
 from dlbridge.testing import samples
 from dlbridge.testing.checking import Inapplicable, Subject
 
@@ -35,7 +36,7 @@ def check_export(subject: Subject) -> None:
 
     try:
         importlib.import_module("flatbuffers")
-    except ImportError:
+    except not_from_handler(ImportError):
         why = "JAX writes exported programs with flatbuffers, which is not installed"
         raise Inapplicable(why) from None
     check = jax.export.DisabledSafetyCheck.custom_call("dlbridge")

@@ -22,6 +22,7 @@ from dlbridge.kernels.schema import (
     gather,
     lengths_of,
 )
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 Array = np.ndarray[Any, Any]
@@ -269,7 +270,7 @@ def _evaluate(schema: Schema, dim: Dim, extents: Mapping[str, Any]) -> Any:
     """Return the extent of a dimension of an argument; None where any will do."""
     try:
         extent = dim.evaluate(extents)
-    except (ZeroDivisionError, OverflowError) as error:
+    except not_from_handler(ZeroDivisionError, OverflowError) as error:
         raise ImpossibleError(f"check_kernel: {schema.qualified}: {dim} {error}") from error
     if extent is not None and extent < 0:
         raise ImpossibleError(

@@ -21,10 +21,10 @@ PACKAGE = ROOT / "dlbridge"
 LAYERS = (
     ("text", "checkout"),
     ("errors",),
-    ("calls",),
-    ("files",),
     ("_core",),
     ("signals",),
+    ("calls",),
+    ("files",),
     ("registry", "shape"),
     ("dtype", "device"),
     ("cuda",),

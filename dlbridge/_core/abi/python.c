@@ -480,7 +480,7 @@ static void report_kept(python_call *call) {
                          ? PyObject_CallMethod(error->exception, "add_note", "s", text)
                          : NULL;
     Py_XDECREF(done);
-    PyErr_Clear();
+    dlb_drop_error();
 }
 
 /* Return everything, whatever happened; what was kept or written against the rules
@@ -519,7 +519,7 @@ static int refuse_result(const python_call *call, int position, const DLTensor *
     DLTensor expected = frame->tensors[position];
     PyObject *name = PyObject_CallMethod(call->self->support, "source", "O", value);
     frame->source = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
-    PyErr_Clear();
+    dlb_drop_error();
     frame->tensors[position] = *got;
     dlb_frame_refuse(call->kernel, frame, position, "returned", -1);
     frame->tensors[position] = expected;

@@ -882,9 +882,8 @@ static PyObject *call_jax(PyObject *self, PyObject *const *args, Py_ssize_t coun
         return NULL;
     PyObject *function = PyObject_GetAttr(self, name);
     if (function == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError) || dlb_clear_error() < 0)
             return NULL;
-        PyErr_Clear();
         return call_slowly(self, NULL, args, count, names);
     }
     PyObject *result = PyObject_Vectorcall(function, args, (size_t)count, names);

@@ -358,9 +358,10 @@ static PyObject *list_of(const char *name, const char *argument, const char *wha
     bool is_one =
         dlb_is_tensor(given) || PyUnicode_Check(given) || PyBytes_Check(given);
     PyObject *tuple = is_one ? NULL : PySequence_Tuple(given);
-    if (tuple != NULL || (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)))
+    if (tuple != NULL ||
+        (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError)) ||
+        dlb_clear_error() < 0)
         return tuple;
-    PyErr_Clear();
     return dlb_raise_error("UnsupportedTypeError",
                            "%s: run: %s must be a list of %s, got %s", name, argument,
                            what, Py_TYPE(given)->tp_name);

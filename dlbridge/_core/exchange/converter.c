@@ -220,8 +220,7 @@ static const dlb_limits *limits_now(const route *along) {
     PyObject *value = PyObject_GetAttr(along->settings, along->setting);
     int is_on = value != NULL ? PyObject_IsTrue(value) : -1;
     Py_XDECREF(value);
-    if (is_on < 0)
-        PyErr_Clear();
+    dlb_drop_error();
     return is_on == 1 ? &along->wider : &along->limits;
 }
 
@@ -237,7 +236,7 @@ static const char *find_refusal(const route *along, const dlb_view *view) {
     if (module == NULL && !PyErr_Occurred())
         return NULL;
     Py_XDECREF(module);
-    PyErr_Clear();
+    dlb_drop_error();
     return reason;
 }
 

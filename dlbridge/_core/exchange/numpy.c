@@ -74,9 +74,8 @@ dlb_buffer *dlb_buffer_of_array(PyObject *keeper, PyObject *array) {
         return dlb_buffer_of_object(keeper);
     PyObject *held = dlb_hold_buffer(base);
     if (held == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception))
+        if (dlb_clear_error() < 0)
             return NULL;
-        PyErr_Clear();
         return dlb_buffer_of_object(keeper);
     }
     PyObject *both = PyTuple_Pack(2, keeper, held);

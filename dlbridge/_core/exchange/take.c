@@ -768,9 +768,8 @@ static PyObject *view_by_method(PyObject *x, PyObject *method) {
 static int take_jax_buffer(PyObject *x, dlb_view *view) {
     Py_buffer in;
     if (PyObject_GetBuffer(x, &in, PyBUF_ND | PyBUF_FORMAT) < 0) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception))
+        if (dlb_clear_error() < 0)
             return -1;
-        PyErr_Clear();
         if (PyObject_GetBuffer(x, &in, PyBUF_FULL_RO) < 0)
             return -1;
     }

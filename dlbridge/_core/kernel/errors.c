@@ -180,7 +180,7 @@ static void write_text(dlb_error *error, const char *before, const char *separat
                        PyObject *exception) {
     PyObject *text = PyObject_Str(exception);
     PyObject *bytes = text ? PyUnicode_AsEncodedString(text, "utf-8", "replace") : NULL;
-    PyErr_Clear();
+    dlb_drop_error();
     snprintf(error->text, sizeof error->text, "%s%s%s", before, separator,
              bytes ? PyBytes_AS_STRING(bytes) : Py_TYPE(exception)->tp_name);
     escape_controls(error);

@@ -133,6 +133,9 @@ bool dlb_is_interrupt(void);
 /* Clear the exception that is set, if any, which another path meets again. -1: it is an
  * interrupt, and stays. */
 int dlb_clear_error(void);
+/* Clear the exception that is set, if any, where nobody is told of a failure. An
+ * interrupt is raised again at the next instruction of Python in the main thread. */
+void dlb_drop_error(void);
 
 /* Call a function like PyObject_Vectorcall; handlers of signals that come meanwhile run
  * when it is over, and what they raise is raised then. The function is always called.

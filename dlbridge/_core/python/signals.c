@@ -40,6 +40,21 @@ int dlb_clear_error(void) {
     return 0;
 }
 
+/* A pending call, which steals the exception. */
+static int raise_again(void *interrupt) {
+    PyObject *error = interrupt;
+    PyErr_Restore(Py_NewRef(Py_TYPE(error)), error, PyException_GetTraceback(error));
+    return -1;
+}
+
+void dlb_drop_error(void) {
+    if (dlb_clear_error() == 0)
+        return;
+    PyObject *interrupt = dlb_take_exception();
+    if (Py_AddPendingCall(raise_again, interrupt) < 0)
+        Py_DECREF(interrupt); /* too many wait already */
+}
+
 /* ---- deferred handlers ---- */
 
 enum { SIGNALS = 65 }; /* those of Linux are 1 to 64 */

@@ -869,7 +869,7 @@ static uint64_t number_in(PyObject *exception) {
     }
     if (found != NULL)
         number = strtoull(found + sizeof mark - 1, NULL, 10);
-    PyErr_Clear();
+    dlb_drop_error();
     Py_XDECREF(text);
     return number;
 }

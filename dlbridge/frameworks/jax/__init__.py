@@ -17,7 +17,7 @@ from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import CPath, Expressions, Framework, Key, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
 from dlbridge.frameworks.jax.streams import compute_stream
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.values import as_array
 
 _CPU = 1
@@ -216,9 +216,7 @@ class Jax(Framework):
         wanted = () if stream is None or stream == NONE else (stream,)
         try:
             capsule = functions[0](x, *wanted) if functions else _export(x, wanted)
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:
             raise protocol.refused(x, error) from error
         tensor = native.take_capsule(capsule)
         ordering.note_asked(tensor, stream)
@@ -394,7 +392,7 @@ def _streams(index: int) -> tuple[Any, ...] | None:
         return None
     try:
         stream = device.get_stream_for_external_ready_events()
-    except RuntimeError:  # `_stream_of_import` says which
+    except not_from_handler(RuntimeError):  # `_stream_of_import` says which
         return None
     return as_stream(stream), compute_stream(device, index), device, stream
 
@@ -403,9 +401,7 @@ def _host_view(x: Any, context: ExchangeContext) -> native.TensorBase | None:
     """Take memory of the host with what keeps it also after Array.delete; None: of narrow types."""
     try:
         array = np.asarray(x)
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         raise protocol.refused(x, error) from error
     address = array.__array_interface__["data"][0]
     if array.size and address != x.unsafe_buffer_pointer():
@@ -468,7 +464,7 @@ def _stream_of_import(jax: Any, index: int) -> int:
         return native.cuda_current_stream(index)
     try:
         return as_stream(device.get_stream_for_external_ready_events())
-    except RuntimeError as error:
+    except not_from_handler(RuntimeError) as error:
         # A client may have no such stream. jax.dlpack then asks a producer with stream=None, and
         # lets nothing wait for that: the stream that computes has to.
         if "UNIMPLEMENTED" not in str(error):
@@ -508,9 +504,7 @@ def _constructs(name: str) -> bool:
     try:
         made = sys.modules["jax"].numpy.array(array, copy=True)
         return bool(made.dtype.name == name and (np.asarray(made) == array).all())
-    except Exception as error:  # whatever fails: there is no such dtype here
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever fails: there is no such dtype here
         return False
 
 
@@ -574,9 +568,7 @@ def _find_functions() -> tuple[Any, Any] | None:
         out, into = _jax.buffer_to_dlpack_managed_tensor, _jax.dlpack_managed_tensor_to_buffer
         back = _uncommitted(into(sample._capsule(False), _cpu(), None))
         return (out, into) if native.take_capsule(out(back)).shape == (3,) else None
-    except Exception as error:  # whatever fails: the public functions remain
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever fails: the public functions remain
         return None
 
 

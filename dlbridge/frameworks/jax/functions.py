@@ -27,6 +27,7 @@ from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Schema, join_parts
 from dlbridge.kernels.schema.parts import MAX_TENSORS
 from dlbridge.kernels.wrap import draft
+from dlbridge.signals import not_from_handler
 
 Form = tuple[tuple[int, ...], DType]
 
@@ -135,7 +136,7 @@ def _is_array(x: Any) -> bool:
 def _hashable(module: Module, static: Any) -> Any:
     try:
         hash(static)
-    except TypeError:
+    except not_from_handler(TypeError):
         wrong = next(each[1] for each in static if each and type(each[1]).__hash__ is None)
         raise ArgumentError(
             f"{module.name}: an argument must be an array of JAX, or a value that can be hashed, "

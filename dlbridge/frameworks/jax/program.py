@@ -25,14 +25,15 @@ from dlbridge.kernels import gradients
 from dlbridge.kernels.gradients import Jvp, Vjp
 from dlbridge.kernels.kernel import Kernel, recorded
 from dlbridge.kernels.schema import Described, dtype_key, write_list
+from dlbridge.signals import not_from_handler
 
 try:
     from jax import ffi  # since 0.5
-except ImportError:
+except not_from_handler(ImportError):
     from jax.extend import ffi
 try:
     from jax.extend.core import Primitive
-except ImportError:  # before 0.4.36
+except not_from_handler(ImportError):  # before 0.4.36
     from jax.core import Primitive
 
 TARGET = "dlbridge"
@@ -86,7 +87,7 @@ class Program:
         """Run, or trace, the kernel; return as the user sees it: bare, a tuple, or None."""
         try:
             return self.jitted(*operands)
-        except TypeError as error:
+        except not_from_handler(TypeError) as error:
             if _NO_FORWARD_MODE in str(error) and self.kernel.jvp is None:
                 raise _missing_jvp(self) from None
             raise

@@ -14,7 +14,7 @@ from typing import Any
 
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _TARGET = "dlbridge_stream"
 _asked: dict[int, Any] = {}
@@ -47,9 +47,7 @@ def ask(device: Any) -> None:
     try:
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             _program()().block_until_ready()
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         raise _refusal(device, error) from error
 
 
@@ -58,7 +56,7 @@ def _program() -> Any:
     jax = sys.modules["jax"]
     try:
         from jax import ffi  # since 0.5
-    except ImportError:
+    except not_from_handler(ImportError):
         from jax.extend import ffi
     for platform in ("cpu", "CUDA"):
         ffi.register_ffi_target(_TARGET, native.xla_handler("stream"), platform=platform)

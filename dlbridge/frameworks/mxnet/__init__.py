@@ -11,7 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Framework, Quirk
 from dlbridge.exchange.context import ExchangeContext, Policy
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _BOOL, _MXNET_BOOL = (6, 8, 1), (1, 1, 1)
 _DTYPES = [
@@ -117,9 +117,7 @@ class MXNet(Framework):
         context.route.append("MXNet capsule")
         try:
             tensor = native.take_capsule(x.to_dlpack_for_write())
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:
             raise protocol.refused(x, error) from error
         self.require_order(tensor, x)
         if tensor._dtype_triple == _MXNET_BOOL:

@@ -12,6 +12,7 @@ from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.signals import not_from_handler
 
 
 class NumPy(Framework):
@@ -137,7 +138,7 @@ class NumPy(Framework):
             return numpy.dtype(name)
         try:
             import ml_dtypes
-        except ImportError as error:
+        except not_from_handler(ImportError) as error:
             raise FrameworkMissingError(f"DType.to: cannot import ml_dtypes: {error}") from error
         return numpy.dtype(getattr(ml_dtypes, name))
 
@@ -177,7 +178,7 @@ def _limits() -> native.Limits:
 def _dtypes() -> list[tuple[int, int, int]]:
     try:
         import ml_dtypes
-    except ImportError:
+    except not_from_handler(ImportError):
         return _NATIVE_DTYPES
     known = [name for name in _ML_DTYPES if hasattr(ml_dtypes, name)]
     return _NATIVE_DTYPES + [DType(name).triple for name in known]

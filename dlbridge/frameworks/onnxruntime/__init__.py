@@ -11,7 +11,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 # ONNX's numbers of element types, TensorProto.DataType; of strings and complex numbers none.
 ELEMENT_TYPES: dict[int, tuple[int, int, int]] = {
@@ -133,9 +133,8 @@ class OnnxRuntime(Framework):
             )
         try:
             return _import(module, tensor)
-        except RuntimeError as error:  # a type that this version of the runtime does not know
-            if is_from_handler(error):
-                raise
+        except not_from_handler(RuntimeError) as error:
+            # a type that this version of the runtime does not know
             text = str(error).strip().partition("\n")[0]
             raise ExchangeError(
                 "dtype", f"to_onnxruntime: OrtValue.from_dlpack takes no {tensor.dtype}: {text}"

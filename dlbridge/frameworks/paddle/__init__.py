@@ -14,7 +14,7 @@ from dlbridge.errors import ExchangeError, FrameworkMissingError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _TABLE = protocol.TABLE
 # uint16 is missing: Paddle shows it as bfloat16 and computes with it as such.
@@ -174,9 +174,7 @@ class Paddle(Framework):
         context.route.append("Paddle C exchange table")
         try:
             return native.take_table(x, table)
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:
             raise protocol.refused(x, error) from error
 
     def orders_cuda(self) -> bool:

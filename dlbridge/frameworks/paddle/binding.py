@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import paddle
@@ -15,6 +14,7 @@ from dlbridge.kernels.binding import Direct
 from dlbridge.kernels.gradients import Vjp
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Arguments, type_name
+from dlbridge.signals import not_from_handler
 
 
 class Paddle(Direct):
@@ -54,11 +54,13 @@ def _keep_from_rewriting() -> None:
     """Tell to_static, both ways of it, that our own code runs as it is."""
     package: Any = sys.modules["dlbridge"]
     paddle.jit.ignore_module([package])
-    with suppress(ImportError, AttributeError):  # a module that releases may move
+    try:
         from paddle.jit.sot.opcode_translator import skip_files
 
         skip_files.skip_file_names.add(package.__file__.removesuffix("__init__.py"))
         skip_files.setup_skip_files()
+    except not_from_handler(ImportError, AttributeError):
+        pass  # a module that releases may move
 
 
 def _refuse_symbolic(kernel: Kernel, arguments: Arguments) -> None:

@@ -15,7 +15,7 @@ from dlbridge.errors import ExchangeError
 from dlbridge.exchange import protocol
 from dlbridge.exchange.adapter import CPath, Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.values import IMMUTABLE, READ_ONLY, as_array
 
 _CPU = 1
@@ -207,9 +207,7 @@ class TensorFlow(Framework):
             tensor = native.take_capsule(tensorflow.experimental.dlpack.to_dlpack(x))
         except ExchangeError:
             raise
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:
             raise protocol.refused(x, error) from error
         self.require_order(tensor, x)
         return tensor
@@ -344,9 +342,7 @@ def _constructor() -> Any:
         made = EagerTensor(np.ones(3, np.float32), "/device:CPU:0", None)
         is_right = made.dtype.name == "float32" and made.numpy().tolist() == [1, 1, 1]
         return EagerTensor if is_right and "CPU:0" in made.device else None
-    except Exception as error:  # whatever fails: the public function remains
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever fails: the public function remains
         return None
 
 
@@ -367,9 +363,7 @@ def _constructs(name: str) -> bool:
     try:
         made = _constant(array)
         return bool(made.dtype.name == name and (made.numpy() == array).all())
-    except Exception as error:  # whatever fails: there is no such dtype here
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever fails: there is no such dtype here
         return False
 
 
@@ -390,9 +384,7 @@ def _export_function() -> Any:
         known = sample._datatype_enum() == 1
         export = pywrap_tfe.TFE_ToDlpackCapsule
         return export if known and native.take_capsule(export(sample)).shape == (1,) else None
-    except Exception as error:  # whatever fails: the public functions remain
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever fails: the public functions remain
         return None
 
 
@@ -407,9 +399,7 @@ def _import_function() -> tuple[Any, Any] | None:
         handle = context.context()._handle
         back = pywrap_tfe.TFE_FromDlpackCapsule(sample._capsule(False), handle)
         return (pywrap_tfe.TFE_FromDlpackCapsule, handle) if back.shape == (3,) else None
-    except Exception as error:  # whatever fails: the public functions remain
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever fails: the public functions remain
         return None
 
 

@@ -37,7 +37,7 @@ from dlbridge.frameworks.models import (
 from dlbridge.frameworks.models import Program as AnyProgram
 from dlbridge.frameworks.tensorflow import EXPORTED, TensorFlow
 from dlbridge.frameworks.tensorflow.graphs import Cut, CutError, draws_random_numbers, find_written
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 Function = Callable[..., Sequence[Any]]
 
@@ -472,9 +472,7 @@ class Model:
     def _result(self, leaf: Any) -> Any:
         try:
             return tf.convert_to_tensor(leaf)
-        except (TypeError, ValueError) as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(TypeError, ValueError) as error:
             raise ArgumentError(
                 f"{self.name}: a result must be a dense tensor, got {describe(leaf)}"
             ) from error
@@ -599,9 +597,7 @@ class ModuleModel(Model):
         self._is_mutable = is_mutable
         try:
             self._module = copy.deepcopy(module)
-        except Exception as error:  # a class may raise anything
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:  # a class may raise anything
             raise ArgumentError(
                 f"bridge: {describe(module)} cannot be copied by copy.deepcopy: {error}; pass a "
                 "function of TensorFlow and params="

@@ -41,6 +41,7 @@ from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, KernelE
 from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, recorded, serving
 from dlbridge.kernels.schema import Described, Schema, dtype_key, write_list
+from dlbridge.signals import not_from_handler
 
 CALL = "DlbridgeCall"
 TRANSPOSED = "DlbridgeCallTransposed"  # what a call is where its gradient is transposed
@@ -449,7 +450,7 @@ def _read_text(op: Any, name: str) -> str:
     value: bytes = op.get_attr(name)
     try:
         return value.decode()
-    except UnicodeDecodeError:
+    except not_from_handler(UnicodeDecodeError):
         raise ArgumentError(f"the node's attribute {name} is no UTF-8: {value!r}") from None
 
 

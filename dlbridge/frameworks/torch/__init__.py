@@ -17,7 +17,7 @@ from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import DryRunEnd, ExchangeContext, Policy
 from dlbridge.frameworks.torch import internals, sharing
 from dlbridge.frameworks.torch.internals import guard_is_open
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.tensor.allocator import Allocator, FrameworkAllocator
 
 _TABLE = protocol.TABLE
@@ -183,9 +183,8 @@ class Torch(Framework):
             return self._take_memory(x, policy, context)
         except (DLBridgeError, DryRunEnd):
             raise
-        except Exception as error:  # of torch, or of the __torch_function__ of a subclass
-            if is_from_handler(error):
-                raise
+        except not_from_handler(Exception) as error:
+            # of torch, or of the __torch_function__ of a subclass
             raise protocol.refused(x, error) from error
 
     @staticmethod
@@ -272,9 +271,7 @@ class Torch(Framework):
             if hasattr(torch.Tensor, _TABLE):
                 return super().stream(device)
             return as_stream(torch.cuda.current_stream(device))
-        except (RuntimeError, AssertionError) as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(RuntimeError, AssertionError) as error:
             why = str(error).partition("\n")[0]
             raise ExchangeError("device", f"torch has no stream on cuda:{device}: {why}") from error
 

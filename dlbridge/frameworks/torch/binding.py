@@ -45,7 +45,7 @@ from dlbridge.kernels.schema import (
     refuse_scalar,
     unfit,
 )
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _OLDEST = "2.6"  # with all that operators need: register_vmap, substitute_in_graph
 if not hasattr(torch.compiler, "substitute_in_graph"):
@@ -595,9 +595,7 @@ def _tensors_over(address: int, tensor: Any) -> Iterator[Any]:
             continue
         try:
             is_over_it = found.untyped_storage().data_ptr() == address
-        except RuntimeError as error:  # fake, functorch and the like: no storage
-            if is_from_handler(error):
-                raise
+        except not_from_handler(RuntimeError):  # fake, functorch and the like: no storage
             continue
         if is_over_it:
             yield found

@@ -25,6 +25,7 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.exchange import exchange, trees
 from dlbridge.frameworks import conversions
+from dlbridge.signals import not_from_handler
 
 # Insides of dynamo, which `register` finds; without them, all arrays need readonly="share".
 _comptime: Any = None  # calls a function while dynamo traces
@@ -72,7 +73,7 @@ def _end_graph_at_arrays_from_outside(context: Any) -> None:
     """Break the graph that dynamo is making unless `x` of `_traced` is certain to be writable."""
     try:
         writable = _is_made_in_graph(context.get_local("x").as_proxy().node)
-    except AttributeError:  # the insides of torch are others than those of 2.13
+    except not_from_handler(AttributeError):  # the insides of torch are others than those of 2.13
         writable = False
     if not writable:
         context.graph_break(f"reason: {_reason('to_torch')}")
@@ -196,7 +197,7 @@ def _find_insides() -> None:
     try:
         from torch._dynamo.comptime import comptime
         from torch._dynamo.source import NumpyTensorSource
-    except ImportError:
+    except not_from_handler(ImportError):
         return
     _comptime, _FromOutside = comptime, NumpyTensorSource
 

@@ -12,6 +12,7 @@ from dlbridge.errors import ArgumentError, FrameworkMissingError
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.library import Library, kernels_of
 from dlbridge.kernels.schema import LIST_KINDS, Parameter, Schema
+from dlbridge.signals import not_from_handler
 
 _Attribute = Any  # an int, a float, a str, a list of numbers, or an attribute of onnxscript
 _TYPES = (
@@ -108,7 +109,7 @@ def _is_exact(number: float) -> bool:
         return True
     try:
         exact: bool = struct.unpack("f", struct.pack("f", number))[0] == number
-    except OverflowError:
+    except not_from_handler(OverflowError):
         return False
     return exact
 
@@ -151,7 +152,7 @@ def _import(name: str) -> Any:
     """Return a package that `torch.onnx.export` needs as well."""
     try:
         return registry.load(import_module, name)
-    except ImportError as error:
+    except not_from_handler(ImportError) as error:
         raise FrameworkMissingError(
             f"onnx_translations: {name} is not installed here ({error}); pip install onnxscript"
         ) from error

@@ -30,7 +30,7 @@ from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.exchange import protocol
 from dlbridge.frameworks.torch import proofs
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _CUDA = 2  # kDLCUDA
 _LEGACY = 1  # the legacy default stream, which torch calls 0
@@ -159,7 +159,7 @@ def _has_symbols(found: proofs.Proof) -> bool:
             for library, symbols in found.symbols.items()
             for symbol in symbols
         )
-    except OSError:
+    except not_from_handler(OSError):
         return False
 
 
@@ -174,9 +174,7 @@ def _library(name: str) -> str:
 def _open_direct(torch: Any) -> None:
     try:
         is_open = _find_words(torch) and _behaves(torch)
-    except Exception as error:  # whatever is different: torch's dispatcher remains
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever is different: torch's dispatcher remains
         is_open = False
     if not is_open:
         native.torch_direct_close()
@@ -334,9 +332,7 @@ def _set_queries() -> bool:
         if not _query(torch):
             return False
         is_right = _tells_apart(torch, torch.ones(4, device="cpu")) and _stops_levels(torch)
-    except Exception as error:  # whatever is different: Python decides
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever is different: Python decides
         native.torch_queries_close(True)
         return False
     native.torch_queries_close(not is_right)
@@ -360,9 +356,7 @@ def _try_functions(torch: Any) -> bool:
             and not any(map(allows, _without_values(torch, x)))
             and _counts_and_reaches(torch)
         )
-    except Exception as error:  # whatever is different: Python's functions remain
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever is different: Python's functions remain
         return False
 
 
@@ -459,9 +453,7 @@ def _lends_memory(torch: Any) -> bool:
             and not own.untyped_storage().resizable()
             and all(_keeps_while_held(torch, first) for first in (0, 1))
         )
-    except Exception as error:  # the table remains
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # the table remains
         return False
 
 
@@ -496,9 +488,7 @@ def _lends(torch: Any) -> bool:
     tensors = [torch.empty((2, 3), dtype=dtype, device="cpu") for dtype in dtypes(torch)]
     try:
         return all(map(_lends_one, tensors + layouts))
-    except Exception as error:  # the table remains
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # the table remains
         return False
 
 
@@ -512,9 +502,7 @@ def _allocates(torch: Any) -> bool:
     samples += [(shape, torch.int8) for shape in ((), (0, 4), (3, 1))]
     try:
         return all(_is_as_empty(torch, *sample) for sample in samples)
-    except Exception as error:  # torch.empty remains
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # torch.empty remains
         return False
 
 
@@ -625,9 +613,7 @@ def _holds_for_cuda(torch: Any, x: Any) -> bool:
             and _asks_streams(torch, x.device)
             and _allocates_cuda(torch, x.device)
         )
-    except Exception as error:  # whatever is different: torch's dispatcher remains
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # whatever is different: torch's dispatcher remains
         return False
 
 

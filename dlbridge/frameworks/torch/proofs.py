@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dlbridge.kernels import cache
+from dlbridge.signals import not_from_handler
 
 
 class Places(NamedTuple):
@@ -143,7 +144,7 @@ def kept() -> Proof | None:
         return None
     try:
         return Proof(Places(*map(int, json.loads(contents)["places"])), SYMBOLS)
-    except (ValueError, KeyError, TypeError):
+    except not_from_handler(ValueError, KeyError, TypeError):
         return None
 
 
@@ -163,7 +164,7 @@ def build_id() -> str | None:
     folder = Path(spec.origin).parent / "lib"
     try:
         found = [_read_build_id(folder / f"lib{name}.so") for name in SYMBOLS]
-    except (OSError, struct.error):
+    except not_from_handler(OSError, struct.error):
         return None
     return None if None in found else " ".join(map(str, found))
 

@@ -19,7 +19,7 @@ from weakref import ref
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 _MOVES = ("_share_fd_cpu_", "_share_filename_cpu_")
 _LOCK = registry.lock()
@@ -81,9 +81,8 @@ def _cloned(storage: Any) -> Any:
     whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
     try:
         return torch._lazy_clone(whole)
-    except (AttributeError, RuntimeError) as error:  # an older torch, and memory of others
-        if is_from_handler(error):
-            raise
+    except not_from_handler(AttributeError, RuntimeError) as error:
+        # an older torch, and memory of others
         raise ExchangeError(
             "lent",
             "share_memory_: dlbridge has lent the memory of this torch storage, and this torch "

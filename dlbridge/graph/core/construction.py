@@ -12,7 +12,7 @@ from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.proto.attributes import read_attr
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
@@ -148,9 +148,7 @@ def _length(argument: Argument, attrs: Mapping[str, Any]) -> int | None:
 def _decode(definition: OpDef, attribute: Attribute, value: Any) -> Any:
     try:
         return opdef.decode(attribute, value)
-    except (TypeError, ValueError) as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(TypeError, ValueError) as error:
         raise _wrong_kind(definition, attribute, value, str(error)) from error
 
 

@@ -21,6 +21,7 @@ from dlbridge.graph.core.scopes import GRAPHS, Block, DefaultBlock, DeviceFuncti
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
 from dlbridge.shape import TensorShape, as_shape
+from dlbridge.signals import not_from_handler
 
 __all__ = [
     "colocate_with",
@@ -164,7 +165,7 @@ def _recognise(
     full = (key, *attrs.items())
     try:
         hash(full)
-    except TypeError:  # a list
+    except not_from_handler(TypeError):  # a list
         return None, None
     return graph, full
 
@@ -413,7 +414,7 @@ def convert_to_tensor(
     if kind is None and hint is not None and not holds_tensors(value):
         try:
             made = values.make_value(value, as_dtype(hint), where)
-        except (TypeError, ValueError):
+        except not_from_handler(TypeError, ValueError):
             made = values.make_value(value, None, where)
         return add_constant(graph, made, graph.operation_name(name or default))
     full = graph.operation_name(name or default)

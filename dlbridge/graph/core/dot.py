@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbridge.errors import FrameworkMissingError
 from dlbridge.execution.trace import Crossing
+from dlbridge.signals import not_from_handler
 from dlbridge.text import escape_controls
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def to_svg(dot: str) -> str:
     try:
         graphviz: Any = import_module("graphviz")
         svg: str = graphviz.pipe("dot", "svg", dot.encode()).decode()
-    except ImportError as error:
+    except not_from_handler(ImportError) as error:
         raise FrameworkMissingError(
             "to_svg: the package graphviz draws the picture: pip install graphviz"
         ) from error

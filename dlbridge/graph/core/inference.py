@@ -25,6 +25,7 @@ from dlbridge.execution.errors import OpError
 from dlbridge.execution.registry import Context, find
 from dlbridge.proto.datatypes import string
 from dlbridge.shape import MAX_RANK, Dims
+from dlbridge.signals import not_from_handler
 
 if TYPE_CHECKING:
     from dlbridge.graph.core.operation import Operation, Tensor
@@ -394,13 +395,13 @@ def _array(value: Any, op: Operation) -> Any:
     unknown = isinstance(value, tuple) and None in value
     try:
         return np.array(value, object if unknown else op.output_types[0].numpy)
-    except OverflowError:  # an extent that int32 cannot hold
+    except not_from_handler(OverflowError):  # an extent that int32 cannot hold
         return None
 
 
 def _run_kernel(op: Operation, values: list[Any], index: int) -> Any:
     try:
         results = find(op, "numpy").factory(op, Context("numpy"))(*values)
-    except (OpError, ValueError, TypeError):
+    except not_from_handler(OpError, ValueError, TypeError):
         return None  # it will fail when it runs, or take what is unknown now
     return np.asarray(results if len(op.outputs) == 1 else results[index])

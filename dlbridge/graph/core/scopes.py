@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from dlbridge.signals import not_from_handler
+
 if TYPE_CHECKING:
     from dlbridge.graph.core.graph import Graph
     from dlbridge.graph.core.operation import Operation, Tensor
@@ -336,7 +338,7 @@ def _read_device_type(words: list[str], spec: str, fields: dict[str, str | int |
 def _device_number(text: str, spec: str) -> int:
     try:
         return int(text)
-    except ValueError:
+    except not_from_handler(ValueError):
         raise ValueError(f"device {spec!r}: expected a number, got {text!r}") from None
 
 

@@ -27,7 +27,7 @@ from dlbridge.proto import datatypes
 from dlbridge.proto.datatypes import DataType, as_dtype
 from dlbridge.proto.values import TensorValue
 from dlbridge.shape import TensorShape
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 Array = np.ndarray[Any, Any]
 
@@ -88,15 +88,12 @@ def read(value: Any, where: str) -> Array:
 def _read_lists(value: Any, where: str) -> Array:
     try:
         array = np.array(value)
-    except UnicodeDecodeError:  # bytes next to a str: NumPy would make text of them
+    except not_from_handler(UnicodeDecodeError):
+        # bytes next to a str: NumPy would make text of them
         array = np.array(value, np.object_)
-    except NotImplementedError as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(NotImplementedError) as error:
         raise UnsupportedTypeError(f"{where}: lists hold a symbolic tensor: {error}") from error
-    except (ValueError, TypeError, OverflowError) as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(ValueError, TypeError, OverflowError) as error:
         raise ArgumentError(f"{where}: nested lists must make a rectangle: {error}") from error
     if array.dtype.kind in "OSU":
         array = np.array(value, np.object_)
@@ -253,7 +250,7 @@ def _read_objects(array: Array, dtype: DataType, where: str) -> Array:
         raise _too_large(where, dtype.name, array)
     try:
         return found.astype(np.float64)
-    except OverflowError:
+    except not_from_handler(OverflowError):
         raise _too_large(where, dtype.name, array) from None
 
 

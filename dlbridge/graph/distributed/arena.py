@@ -16,6 +16,7 @@ import numpy as np
 from dlbridge import mpi
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
+from dlbridge.signals import not_from_handler
 
 _ADDRESS = 32  # bytes
 
@@ -67,7 +68,7 @@ def _host() -> int:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
         namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
+    except not_from_handler(OSError):
         return 0
     digest = blake2b(boot + str(namespace).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

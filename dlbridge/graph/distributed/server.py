@@ -63,7 +63,7 @@ from dlbridge.graph.session.limits import Limit
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.engine import engine
 from dlbridge.mpi.job import Nap
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import is_from_handler, not_from_handler
 
 __all__ = ["Server"]
 
@@ -484,7 +484,7 @@ class Server:
         while self._requests:
             try:
                 request = self._requests.popleft()
-            except IndexError:  # another thread has it
+            except not_from_handler(IndexError):  # another thread has it
                 return
             self._serve(*request)
 
@@ -624,15 +624,17 @@ def _read_error(data: bytes, graph: Graph) -> OpError:
     try:
         said = json.loads(data)
         node, task, message, code = (said[key] for key in ("node", "task", "message", "code"))
-    except (ValueError, KeyError, TypeError, RecursionError):  # another version's
+    except not_from_handler(ValueError, KeyError, TypeError, RecursionError):  # another version's
         return UnknownError(
             f"another task failed, and says of it what cannot be read: {data!r:.200}"
         )
     kinds = {str(kind.code): kind for kind in OpError.__subclasses__()}
     op = None
     if isinstance(node, str):
-        with suppress(KeyError, ValueError):
+        try:
             op = graph.get_operation_by_name(node)
+        except not_from_handler(KeyError, ValueError):
+            pass
     return kinds.get(str(code), UnknownError)(f"From {task}:\n{message}", op)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from dlbridge import mpi
 from dlbridge.errors import MPIError
+from dlbridge.signals import not_from_handler
 
 _ROUNDS = 16  # messages there and back that the clocks of two tasks are compared with
 _TAG_CLOCK, _TAG_EVENTS = range(2)
@@ -29,7 +30,7 @@ def clock() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/time')}"
-    except OSError:
+    except not_from_handler(OSError):
         return ""
 
 
@@ -61,7 +62,7 @@ def decode(data: bytes, task: str) -> tuple[str, int, list[dict[str, Any]]]:
     try:
         name, began, events = json.loads(data)
         is_trace = isinstance(name, str) and type(began) is int and all(map(_is_event, events))
-    except (ValueError, TypeError, RecursionError):
+    except not_from_handler(ValueError, TypeError, RecursionError):
         is_trace = False
     if not is_trace:
         raise MPIError(

@@ -30,6 +30,7 @@ from dlbridge.graph.graphdef.nodes import (
 from dlbridge.graph.ops.call import called_name
 from dlbridge.proto.graph_bytes import load_graph_def
 from dlbridge.proto.tensors import as_value
+from dlbridge.signals import not_from_handler
 
 __all__ = ["import_graph_def", "load_graph"]
 
@@ -429,7 +430,7 @@ def _device(op: Operation, node: Node, scope: scopes.Scope) -> str:
     """Return the device of a node within blocks; the node takes precedence."""
     try:
         own = scopes.canonical_device(node.device)
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise refusal(node.name, str(error), node.type) from error
     if scope.device is not None:
         return scopes.merge_devices(scope.device, own)

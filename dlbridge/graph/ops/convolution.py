@@ -21,6 +21,7 @@ from dlbridge.graph.ops.shared import (
 from dlbridge.graph.ops.windows import Layout, output_extent, read_layout
 from dlbridge.proto.datatypes import as_dtype
 from dlbridge.shape import Dims
+from dlbridge.signals import not_from_handler
 
 __all__ = [
     "atrous_conv2d", "avg_pool", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d",
@@ -36,7 +37,7 @@ __all__ = [
 def layout_of_node(c: Inference, strides: Sequence[int] | None = None) -> Layout:
     try:
         return read_layout(c.attrs, strides)
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise c.error(str(error)) from None
 
 

@@ -13,6 +13,7 @@ from dlbridge.graph.ops.shared import FLOAT, INDEX, Shapes, as_tensor, define, r
 from dlbridge.graph.ops.sparse_tensor import SparseTensor
 from dlbridge.proto.datatypes import DataType, as_dtype, float32, float64, int32, int64
 from dlbridge.shape import TensorShape
+from dlbridge.signals import not_from_handler
 
 __all__ = [
     "eye", "fill", "lin_space", "linspace", "ones", "ones_like", "range", "zeros", "zeros_like",
@@ -54,7 +55,7 @@ def _range(c: Inference) -> Shapes:
     start, limit, delta = (number[()] for number in numbers)
     try:
         return [(range_length(start, limit, delta),)]
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise c.error(str(error)) from None
 
 

@@ -37,6 +37,7 @@ from dlbridge.graph.ops.shared import (
 from dlbridge.graph.ops.unary import abs as absolute
 from dlbridge.proto.datatypes import int64
 from dlbridge.shape import Dims
+from dlbridge.signals import not_from_handler
 
 __all__ = [
     "cholesky", "cross", "einsum", "matmul", "matrix_band_part", "matrix_determinant",
@@ -77,7 +78,7 @@ def _einsum(c: Inference) -> Shapes:
     try:
         equation = parse_equation(c.attrs["equation"].decode(), len(shapes))
         return [contract_dims(equation, shapes)]
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise c.error(str(error)) from None
 
 

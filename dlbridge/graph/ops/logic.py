@@ -7,6 +7,7 @@ from typing import Any
 from dlbridge.graph.core.inference import Inference, broadcast, broadcast_dims, merge, unchanged
 from dlbridge.graph.core.operation import Tensor
 from dlbridge.graph.ops.shared import NUMBER, REAL, Shapes, as_tensor, binary, define, result, unary
+from dlbridge.signals import not_from_handler
 
 __all__ = [
     "approximate_equal", "equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
@@ -26,7 +27,7 @@ def _equal(c: Inference) -> Shapes:
         return [None]
     try:
         return broadcast(c)
-    except ValueError:
+    except not_from_handler(ValueError):
         return [()]
 
 

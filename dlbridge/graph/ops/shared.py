@@ -19,6 +19,7 @@ from dlbridge.graph.ops.sparse_tensor import SparseTensor
 from dlbridge.proto.datatypes import DataType
 from dlbridge.registry import Origin
 from dlbridge.shape import Dims
+from dlbridge.signals import not_from_handler
 
 Shapes = list[Dims | None]
 Dim = int | None
@@ -203,7 +204,7 @@ def per_dimension(value: Any, count: int, data_format: str, call: str) -> list[i
         value = 1
     try:
         numbers = [int(each) for each in value] if isinstance(value, Sequence) else [int(value)]
-    except (TypeError, ValueError):
+    except not_from_handler(TypeError, ValueError):
         raise ValueError(f"{call} must be an integer or a list of them, got {value!r}") from None
     if len(numbers) == 1:
         numbers *= count
@@ -225,7 +226,7 @@ def padding_attributes(padding: Any, call: str) -> dict[str, Any]:
         return {"padding": text}
     try:
         pairs = [(int(before), int(after)) for before, after in padding]
-    except (TypeError, ValueError):
+    except not_from_handler(TypeError, ValueError):
         raise ValueError(
             f'{call}: padding must be "SAME", "VALID" or four pairs of numbers, got {padding!r}'
         ) from None

@@ -17,7 +17,7 @@ from dlbridge.graph.ops.joining import stack
 from dlbridge.graph.ops.shared import Dim, Shapes, define
 from dlbridge.proto.datatypes import int16, int32, int64
 from dlbridge.shape import Dims
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 __all__ = ["newaxis", "slice", "strided_slice"]
 
@@ -249,7 +249,7 @@ def _strided_slice(c: Inference) -> Shapes:
             for axis in axes
             if axis is None or not axis.shrink or _is_shrunk(axis, dims[axis.number])
         ]
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise c.error(str(error)) from None
     return [tuple(extents)]
 
@@ -321,9 +321,7 @@ def strided_slice(
     if strides is None:
         try:
             strides = ones_like(begin)
-        except TypeError as error:
-            if is_from_handler(error):
-                raise
+        except not_from_handler(TypeError) as error:
             raise TypeError(f"begin must be integers, got {begin!r}") from error
     attrs = {
         "begin_mask": begin_mask,

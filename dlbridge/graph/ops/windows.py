@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Node
+from dlbridge.signals import not_from_handler
 
 
 class Axis(NamedTuple):
@@ -230,7 +231,7 @@ def layout_of(node: Node, strides: Sequence[int] | None = None) -> Layout:
     """
     try:
         layout = read_layout(node.attrs, strides)
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise InvalidArgumentError(f"{node.type}: {error}", node) from None
     if "ksize" not in node.attrs and node.type != "MaxPoolV2":
         for what, values in (("strides", layout.strides), ("dilations", layout.dilations)):

@@ -26,6 +26,7 @@ from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.proto.datatypes import DataType, resource, variant
 from dlbridge.shape import as_shape
+from dlbridge.signals import not_from_handler
 
 _BEYOND = {"i": 2.0**63, "u": 2.0**64}  # the least floating-point numbers that do not fit
 
@@ -139,7 +140,7 @@ def _split_tuple(value: Any) -> Sequence[Any]:
 def _tensor(graph: Graph, key: Any) -> Tensor:
     try:
         found = graph.as_graph_element(key, allow_operation=False)
-    except (TypeError, ValueError, KeyError) as error:
+    except not_from_handler(TypeError, ValueError, KeyError) as error:
         text = error.args[0] if error.args else error
         raise TypeError(f"Cannot interpret feed_dict key as Tensor: {text}") from None
     assert isinstance(found, Tensor)
@@ -185,7 +186,8 @@ def feeder(tensor: Tensor, framework: str | None) -> Callable[[Any], Any]:
             return np.asarray(value)
         try:
             array = _array(value, tensor, dtype, framework)
-        except MemoryError as error:  # also where max_bytes of the session allows no such array
+        except not_from_handler(MemoryError) as error:
+            # also where max_bytes of the session allows no such array
             raise ResourceExhaustedError(
                 f"Session.run: value for {tensor.name!r} cannot be converted to "
                 f"{dtype.name}: {error}; feed an array of that dtype, which is shared, or allow "
@@ -249,7 +251,7 @@ def _has_dtype(value: Any, dtype: DataType) -> bool:
         return False
     try:
         return dlpack_dtypes.as_dtype(value.dtype) is dtype.dlpack
-    except (DLBridgeError, AttributeError):
+    except not_from_handler(DLBridgeError, AttributeError):
         return False
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation, Tensor
+from dlbridge.signals import not_from_handler
 
 Combine = Callable[[list[Any]], Any]
 
@@ -104,13 +105,13 @@ def _nothing(_values: Any) -> None:
 def _element(graph: Graph, fetch: Any) -> Any:
     try:
         found = graph.as_graph_element(fetch)
-    except TypeError as error:
+    except not_from_handler(TypeError) as error:
         hint = " None cannot be fetched." if fetch is None else ""
         raise TypeError(
             f"Fetch argument {fetch!r} has invalid type {type(fetch).__name__!r}, must be a "
             f"Tensor, an Operation, a name, or a list, tuple or dict of these.{hint} ({error})"
         ) from None
-    except (ValueError, KeyError) as error:
+    except not_from_handler(ValueError, KeyError) as error:
         text = error.args[0] if error.args else error
         raise ValueError(
             f"Fetch argument {fetch!r} cannot be interpreted as a Tensor or Operation. ({text})"
@@ -165,7 +166,7 @@ def splitter(kind: type) -> Splitter | None:
     """Return the function that splits objects of a type, or None for a single fetch."""
     try:
         return _SPLITTERS[kind]
-    except KeyError:  # not looked up again: another thread may clear the table
+    except not_from_handler(KeyError):  # not looked up again: another thread may clear the table
         found = _SPLITTERS[kind] = _find_splitter(kind)
         return found
 

@@ -23,6 +23,7 @@ from dlbridge.graph.core.operation import Tensor
 from dlbridge.proto.datatypes import DataType, string
 from dlbridge.proto.values import TensorValue
 from dlbridge.shape import Dims
+from dlbridge.signals import not_from_handler
 
 POINTER = 8  # bytes of one string in an array, beside its text
 DIGITS = 400  # of the longest number, beside its width and precision
@@ -42,7 +43,7 @@ class Limit:
     def __init__(self, max_bytes: int) -> None:
         try:
             self.max_bytes = index(max_bytes)
-        except TypeError:
+        except not_from_handler(TypeError):
             raise UnsupportedTypeError(
                 f"Session: max_bytes must be a number of bytes or None, got {max_bytes!r}"
             ) from None
@@ -220,7 +221,7 @@ def _predict(node: Any, values: Sequence[Any]) -> Sequence[Dims | None]:
     question = Inference(node.type, node.name, inputs, node.attrs, count)  # type: ignore[arg-type]
     try:
         found: Sequence[Dims | None] = node.definition.shape(question)
-    except ValueError:  # the kernel says it better
+    except not_from_handler(ValueError):  # the kernel says it better
         return [None] * count
     return found
 

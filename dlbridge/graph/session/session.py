@@ -23,6 +23,7 @@ from dlbridge.graph.core.scopes import SESSIONS, DefaultBlock, get_default_sessi
 from dlbridge.graph.session import feeds, fetches, targets
 from dlbridge.graph.session.config import DeadlineTrace, check_config, check_options, fill
 from dlbridge.graph.session.limits import Limit
+from dlbridge.signals import not_from_handler
 
 # The plans that a session keeps; beyond that it drops them all.
 PLANS_KEPT = 1000
@@ -232,7 +233,7 @@ class BaseSession(NonCopyable):
         if feed_dict is not None:
             try:
                 values = feed_dict.values()
-            except AttributeError:
+            except not_from_handler(AttributeError):
                 raise UnsupportedTypeError(
                     f"Session.run: feed_dict must be a dict, got {feed_dict!r}"
                 ) from None
@@ -303,7 +304,7 @@ class BaseSession(NonCopyable):
         try:
             key = (fetches.key_of(fetch), keys, to, copy)
             found = self._plans.get(key)
-        except TypeError:  # what has no hash cannot be fetched or fed
+        except not_from_handler(TypeError):  # what has no hash cannot be fetched or fed
             return self._make(fetch, keys, to, copy)
         if found is None:
             found = self._make(fetch, keys, to, copy)

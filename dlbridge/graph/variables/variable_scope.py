@@ -27,6 +27,7 @@ from dlbridge.graph.variables.partitioned import (
 from dlbridge.graph.variables.variable import SaveSliceInfo, Variable
 from dlbridge.proto.datatypes import as_dtype, float32
 from dlbridge.shape import as_shape
+from dlbridge.signals import not_from_handler
 
 __all__ = [
     "AUTO_REUSE",
@@ -637,7 +638,7 @@ def _parameters(function: Callable[..., Any]) -> Container[str]:
     """Return the names of the parameters of a function; none if it does not say."""
     try:
         return signature(function).parameters
-    except (TypeError, ValueError):
+    except not_from_handler(TypeError, ValueError):
         return ()
 
 
@@ -649,7 +650,7 @@ def _has_own_dtype(initializer: Any, shape: object) -> bool:
         return False
     try:
         signature(initializer).bind()
-    except (TypeError, ValueError):  # it takes arguments, or does not say
+    except not_from_handler(TypeError, ValueError):  # it takes arguments, or does not say
         return False
     return True
 

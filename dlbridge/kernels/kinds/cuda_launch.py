@@ -35,6 +35,7 @@ from dlbridge.kernels.schema import (
     encode_expression,
     join_parts,
 )
+from dlbridge.signals import not_from_handler
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kinds.recognition import Function
@@ -133,7 +134,7 @@ def target(name: str, function: Function, schema: Schema | None, launch: Launch)
     assert function.load is not None
     try:
         return native.CudaLaunch(function.load, tuple(values.rows), parameters, tuple(programs))
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise ArgumentError(f"{name}: launch: {error}") from None
 
 

@@ -37,6 +37,7 @@ from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
 from dlbridge.exchange import adapter, exchange
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.schema import Schema, join_parts
+from dlbridge.signals import not_from_handler
 
 # The frameworks whose tensors a Python function may take, and which have a Support of their own.
 FRAMEWORKS = {"torch": True, "numpy": False, "jax": True, "cupy": True, "dlbridge": False}
@@ -142,7 +143,7 @@ def read_signature(function: Callable[..., Any]) -> inspect.Signature | None:
     """Return the signature of a function, or None for a builtin that has none."""
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError):
+    except not_from_handler(TypeError, ValueError):
         return None
 
 
@@ -162,7 +163,7 @@ def _check_parameters(
     keywords += (["stream"] if has_stream else []) + (["out"] if has_out else [])
     try:
         signature.bind(*[None for _ in schema.tensors], **dict.fromkeys(keywords))
-    except TypeError as error:
+    except not_from_handler(TypeError) as error:
         call = [parameter.name for parameter in schema.tensors] + [f"{name}=…" for name in keywords]
         raise UnsupportedTypeError(
             f"{schema.qualified}: its schema calls the function as {name_of(function)}"

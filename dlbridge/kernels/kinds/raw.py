@@ -28,6 +28,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, ExchangeError, KernelError
 from dlbridge.kernels.schema import LIST_KINDS, Schema, join_parts
 from dlbridge.kernels.schema.parts import EACH
+from dlbridge.signals import not_from_handler
 
 _FUNCTION = re.compile(
     r"\s*(?P<returned>[\w\s*]+?)\s*(\(\s*\*\s*\))?\s*\((?P<parameters>.*)\)\s*;?\s*"
@@ -169,7 +170,7 @@ def _parse_parameter(schema: Schema, text: str) -> CParameter:
 def _find_type(schema: Schema, text: str) -> Any:
     try:
         return ffi.typeof(text.strip())
-    except (ffi.error, TypeError) as error:
+    except not_from_handler(ffi.error, TypeError) as error:
         raise _refuse(schema, text, f"is no C type: {error}") from None
 
 

@@ -26,7 +26,7 @@ from dlbridge.kernels.kinds.cuda_launch import Compiled, Launch
 from dlbridge.kernels.kinds.python_kernel import FRAMEWORKS
 from dlbridge.kernels.schema import Schema
 from dlbridge.registry import canonical_name
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 CONVENTIONS = {
@@ -362,9 +362,7 @@ def _read_tvm_module(fn: Any, abi: str | None) -> Function:
     """Read a module with the one function "main", as TVM's own `to_pytorch_func` calls it."""
     try:
         main = fn["main"]
-    except Exception as error:
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception) as error:
         raise ArgumentError(
             f"wrap: the {describe(fn)} has no function 'main' ({error}); pass module['name']"
         ) from error

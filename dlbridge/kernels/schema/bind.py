@@ -50,6 +50,7 @@ from dlbridge.kernels.schema.parts import (
     same_shape,
 )
 from dlbridge.shape import MAX_RANK
+from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def _to_float(value: Any) -> Any:
         return MISSING
     try:
         return float(value)
-    except OverflowError:
+    except not_from_handler(OverflowError):
         return None
 
 
@@ -448,7 +449,7 @@ def _solve(schema: Schema, tensors: Tensors, bindings: Bindings) -> int | None:
         assert extents is not None  # it fitted
         try:
             bindings.names[name] = dims[index].solve(name, extents[index], bindings.names)
-        except ArithmeticError:
+        except not_from_handler(ArithmeticError):
             return place
     return None
 
@@ -468,7 +469,7 @@ def _check_expressions(schema: Schema, tensors: Tensors, bindings: Bindings) -> 
 def _is_value(dim: Dim, extent: Any, bindings: Bindings) -> bool:
     try:
         return same_extent(dim.evaluate(bindings.names), extent)
-    except ArithmeticError:
+    except not_from_handler(ArithmeticError):
         return False
 
 
@@ -508,7 +509,7 @@ def _result_shape(schema: Schema, result: Result, bindings: Bindings) -> Shape:
             continue
         try:
             extent = dim.evaluate(bindings.names)
-        except ArithmeticError as error:
+        except not_from_handler(ArithmeticError) as error:
             raise impossible(schema, result, dim, str(error), bindings) from None
         if is_outside(extent):
             raise impossible(schema, result, dim, f"is {extent}", bindings)

@@ -25,6 +25,7 @@ from dlbridge.kernels.schema.parts import (
     join_parts,
     make_expression,
 )
+from dlbridge.signals import not_from_handler
 
 
 class Flat(NamedTuple):
@@ -159,7 +160,7 @@ def flatten(schema: Schema, lengths: Sequence[int]) -> Flat:
             parameters += _elements(part, next(remaining) if part.is_tensor else None, constants)
         for result, count in zip(schema.results, results, strict=True):
             given += _elements(result, count, constants)
-    except ArithmeticError as error:
+    except not_from_handler(ArithmeticError) as error:
         raise _impossible(schema, counts, f"a dimension {error}") from None
     flaw = find_flaw(tuple(parameters), tuple(given), elements=True)
     if flaw is not None:

@@ -58,6 +58,7 @@ from dlbridge.kernels.schema.parts import (
     make_set,
 )
 from dlbridge.shape import MAX_RANK
+from dlbridge.signals import not_from_handler
 from dlbridge.text import point
 
 # ---- tokens --------------------------------------------------------------------------------------
@@ -366,7 +367,8 @@ class Parser:
     def _number(self, given: Any, token: Token, kind: type[int | float]) -> Any:
         try:
             number = kind(given)
-        except (ValueError, OverflowError) as error:  # of thousands of digits, or of hundreds
+        except not_from_handler(ValueError, OverflowError) as error:
+            # of thousands of digits, or of hundreds
             self.reader.refuse(f"this number is too large: {error}", token)
         if kind is float and isinf(number) and token.kind == "number":
             self.reader.refuse("this number is too large for a float; infinity is inf", token)
@@ -375,7 +377,7 @@ class Parser:
     def _string(self, token: Token) -> Any:
         try:
             return literal_eval(token.text)
-        except (SyntaxError, ValueError):
+        except not_from_handler(SyntaxError, ValueError):
             return self.reader.refuse("a string with a bad escape", token)
 
     # ---- tensors -------------------------------------------------------------------------------
@@ -479,7 +481,7 @@ class Parser:
     def _union(self, names: list[Token], variable: str) -> DTypeSet:
         try:
             return make_set([token.text for token in names], variable)
-        except KeyError as error:
+        except not_from_handler(KeyError) as error:
             token = next(token for token in names if token.text == error.args[0])
         if token.text == "any":
             self.reader.refuse("'any' stands alone: it takes every dtype", token)
@@ -507,7 +509,7 @@ class Parser:
             return Dim("any")
         try:
             dim = make_expression(self.expression())
-        except ArithmeticError as error:
+        except not_from_handler(ArithmeticError) as error:
             reader.refuse(f"this expression {error}", token)
         if is_outside(dim.value):
             reader.refuse(f"a dimension must be from 0 to 2**63 - 1, got {dim.value}", token)
@@ -596,5 +598,5 @@ def parse_expression(text: str) -> Dim:
         parser.reader.refuse_next("an operator or the end")
     try:
         return make_expression(steps)
-    except ArithmeticError as error:
+    except not_from_handler(ArithmeticError) as error:
         parser.reader.refuse(f"this expression {error}", parser.reader.tokens[0])

@@ -21,7 +21,7 @@ from dlbridge import dtype as dtypes
 from dlbridge.dtype import NAMES, DType, as_dtype, make_dtype
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import protocol
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 # Those of kernel.h.
 MAX_TENSORS = 32  # of a schema as it is written, where a list counts as one
@@ -582,7 +582,7 @@ def _dim_text(dim: Dim, bindings: Bindings) -> str:
         return str(dim)
     try:
         extent = dim.evaluate(bindings.names)
-    except ArithmeticError:
+    except not_from_handler(ArithmeticError):
         extent = None
     return str(dim) if extent is None else f"{dim}={extent}"
 
@@ -619,9 +619,7 @@ def _extents(shape: Any) -> tuple[Any, ...] | None:
 def _place(value: Any) -> str:
     try:
         device = getattr(value, "device", None)  # NumPy 1 has none
-    except Exception as error:  # a tracer may refuse the question, in any way
-        if is_from_handler(error):
-            raise
+    except not_from_handler(Exception):  # a tracer may refuse the question, in any way
         return ""
     return str(getattr(device, "platform", device)) if device is not None else "cpu"
 
@@ -679,5 +677,5 @@ def is_transferable(text: str) -> bool:
     """Return whether C can get `text`: UTF-8 that ends at its first NUL."""
     try:
         return b"\0" not in text.encode()
-    except UnicodeEncodeError:
+    except not_from_handler(UnicodeEncodeError):
         return False

@@ -11,6 +11,7 @@ import numpy as np
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, cached, normalize_axis, require_rank, text, vector
+from dlbridge.signals import not_from_handler
 
 # ---- shapes as values --------------------------------------------------------------------------
 
@@ -281,7 +282,7 @@ def broadcast_args(node: Node, context: Context) -> Function:
     def broadcast(one: Any, other: Any) -> Any:
         try:
             dims = np.broadcast_shapes(vector(one, "s0", node), vector(other, "s1", node))
-        except ValueError:
+        except not_from_handler(ValueError):
             raise InvalidArgumentError(
                 f"Incompatible shapes: {text(one)} vs. {text(other)}", node
             ) from None
@@ -325,7 +326,7 @@ def _shift(shifts: Any, extent: int) -> int:
 def _extents(values: Any, dtype: Any, node: Node) -> Any:
     try:
         return np.array(values, dtype)
-    except OverflowError:
+    except not_from_handler(OverflowError):
         raise InvalidArgumentError(
             f"{node.type}: out_type is {np.dtype(dtype).name}, which {values} does not fit; "
             "use out_type=int64",

@@ -23,6 +23,7 @@ from dlbridge.graph.ops.windows import (
     padded,
     tap,
 )
+from dlbridge.signals import not_from_handler
 
 # convolve(images, filter, axes, groups): channels last, filter (*windows, depth, channels).
 Convolve = Callable[[Any, Any, Sequence[Axis], int], Any]
@@ -146,7 +147,7 @@ def _axes(node: Node, layout: Layout, images: Any, weights: Any) -> tuple[Axis, 
                 )
             ]
         )
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise InvalidArgumentError(str(error), node) from None
 
 
@@ -349,7 +350,7 @@ def _pool_axes(node: Node, layout: Layout, images: Any, windows: Sequence[int]) 
                 for dimension, (size, window) in enumerate(zip(images.shape, windows, strict=True))
             ]
         )
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise InvalidArgumentError(str(error), node) from None
 
 

@@ -10,6 +10,7 @@ from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.generate import range_length
 from dlbridge.graph.ops.kernels import Array, Function, element, number, vector
+from dlbridge.signals import not_from_handler
 
 
 @kernel("Range", host=(0, 1, 2))
@@ -20,7 +21,7 @@ def range_(node: Node, context: Context) -> Function:
     def numbers(start: Any, limit: Any, delta: Any) -> Array:
         try:
             length = range_length(start[()], limit[()], delta[()])
-        except ValueError as error:
+        except not_from_handler(ValueError) as error:
             raise InvalidArgumentError(str(error), node) from None
         steps = np.arange(length).astype(kind)
         return context.asarray(np.add(start, np.multiply(steps, delta)).astype(kind, copy=False))

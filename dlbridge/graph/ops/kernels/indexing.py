@@ -17,6 +17,7 @@ from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Array, Function, normalize_axis, require_rank, text, vector
 from dlbridge.proto.datatypes import int64, string
+from dlbridge.signals import not_from_handler
 
 # ---- gather ------------------------------------------------------------------------------------
 
@@ -265,7 +266,7 @@ def unravel_index(node: Node, context: Context) -> Function:
             require_rank(indices, 1, node, "indices")
         try:
             found = np.unravel_index(indices, tuple(vector(dims, "dims", node)))
-        except ValueError as error:
+        except not_from_handler(ValueError) as error:
             raise InvalidArgumentError(
                 f"index is out of bound as with dims: {error}", node
             ) from None

@@ -20,7 +20,7 @@ from dlbridge.graph.ops.kernels import (
     require_rank,
     require_shape,
 )
-from dlbridge.signals import is_from_handler
+from dlbridge.signals import not_from_handler
 
 
 @kernel("MatMul")
@@ -97,7 +97,7 @@ def contraction(node: Node, context: Context, function: Function) -> Function:
     """The sum that an equation describes."""
     try:
         equation = equations.parse_equation(node.attrs["equation"].decode(), node.attrs["N"])
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise InvalidArgumentError(str(error), node) from None
     terms = equation.operands
     if "." not in equation.result:  # an ellipsis stands for nothing then
@@ -107,7 +107,7 @@ def contraction(node: Node, context: Context, function: Function) -> Function:
     def checked(*arrays: Array) -> Array:
         try:
             equations.contract_dims(equation, [tuple(array.shape) for array in arrays])
-        except ValueError as error:
+        except not_from_handler(ValueError) as error:
             raise InvalidArgumentError(str(error), node) from None
         return apply(*arrays)
 
@@ -208,13 +208,8 @@ def inverse(node: Node, context: Context) -> Function:
                 return xp.zeros_like(each)
         try:
             return function(adjoint(x) if node.attrs["adjoint"] else x, *sides)
-        except (
-            ArithmeticError,
-            RuntimeError,
-            np.linalg.LinAlgError,
-        ) as error:  # each framework's own class
-            if is_from_handler(error):
-                raise
+        except not_from_handler(ArithmeticError, RuntimeError, np.linalg.LinAlgError):
+            # each framework's own class
             raise InvalidArgumentError("Input is not invertible.", node) from None
 
     return in_wider(context, kind, solve)

@@ -9,6 +9,7 @@ import numpy as np
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, element, number, register_ufuncs
+from dlbridge.signals import not_from_handler
 
 _UFUNCS = {
     "Less": "less",
@@ -39,7 +40,7 @@ def equal(node: Node, context: Context) -> Function:
     def compare(x: Any, y: Any) -> Any:
         try:
             np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
-        except ValueError:
+        except not_from_handler(ValueError):
             return context.xp.asarray(differs, copy=True)
         return function(x, y)
 

@@ -33,6 +33,7 @@ from dlbridge.graph.ops.kernels.images import is_resized, neighbours, sizes
 from dlbridge.graph.ops.kernels.linear import batch_product, contraction, matrix_product
 from dlbridge.graph.ops.windows import Axis, padded, tap
 from dlbridge.proto.datatypes import DataType, float32, float64
+from dlbridge.signals import not_from_handler
 
 # ---- element-wise functions ----------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ def special_function(op_type: str) -> Function:
     name, one = _SPECIAL[op_type]
     try:
         function: Function = getattr(import_module("scipy.special"), name)
-    except ImportError:
+    except not_from_handler(ImportError):
         return np.frompyfunc(one, 1, 1)
     if op_type != "Digamma":
         return function
@@ -272,7 +273,7 @@ def concat_v2(node: Node, context: Context) -> Function:
     def join(*values: Any) -> Any:
         try:
             return np.concatenate(values[:-1], int(values[-1]))
-        except ValueError:
+        except not_from_handler(ValueError):
             return general(*values)
 
     return join
@@ -289,7 +290,7 @@ def _slices(node: Node, context: Context) -> indexing.Slices:
         if indices.size and indices.min() >= 0:
             try:
                 return params.take(indices, axis)
-            except IndexError:
+            except not_from_handler(IndexError):
                 pass
         indexing.check_range(context, node, indices, extent)
         return params.take(indices, axis)
@@ -317,7 +318,7 @@ def gather_nd(node: Node, context: Context) -> Function:
         if 0 < depth <= params.ndim and indices.size and indices.min() >= 0:
             try:
                 return params[tuple([indices[..., i] for i in range(depth)])]
-            except IndexError:
+            except not_from_handler(IndexError):
                 pass
         return general(params, indices)
 

@@ -9,6 +9,7 @@ from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops import slicing
 from dlbridge.graph.ops.kernels import Function, cached, text, vector
+from dlbridge.signals import not_from_handler
 
 # ---- slice -------------------------------------------------------------------------------------
 
@@ -62,7 +63,7 @@ def _selection(
     first, last, steps = (vector(each, "the index", node) for each in (begin, end, strides))
     try:
         return slicing.selection(masks, first, last, steps, dims)
-    except ValueError as error:
+    except not_from_handler(ValueError) as error:
         raise InvalidArgumentError(str(error), node) from None
 
 

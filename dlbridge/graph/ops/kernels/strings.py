@@ -10,6 +10,7 @@ import numpy as np
 from dlbridge.execution.errors import InvalidArgumentError
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import Function, text
+from dlbridge.signals import not_from_handler
 
 
 @kernel("StringJoin", only=("numpy",))
@@ -127,7 +128,7 @@ def string_to_number(node: Node, context: Context) -> Function:
         try:
             numbers = [read(each) for each in array.reshape(-1).tolist()]
             return np.array(numbers, kind.numpy).reshape(array.shape)
-        except (ValueError, OverflowError):
+        except not_from_handler(ValueError, OverflowError):
             raise InvalidArgumentError(
                 f"StringToNumberOp could not correctly convert string: {array.tolist()!r}", node
             ) from None
