@@ -101,6 +101,7 @@ def test_a_missing_command_is_explained(capsys: pytest.CaptureFixture[str]) -> N
     assert "COMMAND" in capsys.readouterr().err
 
 
+@pytest.mark.fast(lambda rich: rich)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 @pytest.mark.parametrize(
     ("command", "rich"), [("frameworks", True), ("frameworks", False), ("--version", False)]
@@ -113,6 +114,7 @@ def test_output_that_cannot_be_written_is_one_line_and_status_1(command: str, ri
     assert err == "dlbridge: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.fast(lambda rich: rich)
 @pytest.mark.parametrize("rich", [True, False], ids=["rich", "plain"])
 def test_a_reader_that_stops_reading_gets_no_traceback(rich: bool) -> None:
     reading, writing = os.pipe()

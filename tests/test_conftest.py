@@ -17,7 +17,7 @@ import sys
 import conftest
 import pytest
 
-conftest.IMPORT = conftest.PATIENCE = 1
+conftest.IMPORT = conftest.PATIENCE = conftest.LATE = 1
 sys.exit(pytest.main(["-p", "conftest", "-p", "no:cacheprovider", "-q", *sys.argv[1:]]))
 """
 # The second hangs with the GIL held, where no Python of another thread can do anything.
@@ -84,7 +84,7 @@ def test_an_import_has_more_time(run_python: Callable[..., Any], tmp_path: Path)
         "def test_imports(framework):\n"
         "    framework('slow_framework')\n"
     )
-    code = INNER.replace("IMPORT = conftest.PATIENCE = 1", "IMPORT = 30")
+    code = INNER.replace("IMPORT = conftest.PATIENCE = conftest.LATE = 1", "IMPORT = 30")
     found = os.pathsep.join(map(str, (ROOT, ROOT / "tests", tmp_path)))
     done = run_python(code, f"--rootdir={tmp_path}", path, PYTHONPATH=found)
     assert "1 passed" in done.check()

@@ -164,6 +164,7 @@ def _check_known(found: Matrix) -> None:
     assert known == sorted(known), "new defects stand first"
 
 
+@pytest.mark.fast(lambda text: "abort" in text)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -383,6 +384,7 @@ def test_the_command_tells_programs_by_its_status(
     assert "two frameworks" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_command_runs_in_a_folder_of_its_own(tmp_path: Path) -> None:
     """NumPy and whatever else is here; the result does not depend on the current folder."""
     others = [name for name in ("torch", "pyarrow", "tvm") if adapter.is_installed(name)]

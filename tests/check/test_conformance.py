@@ -103,6 +103,7 @@ def test_a_fault_planted_in_shared_memory_breaks_its_own_rules(fault: str, quick
     assert found == expected((SHARED | TABLES)[fault], quick=quick)
 
 
+@pytest.mark.fast(lambda check: check is dlb.check_consumer)
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
     ("check", "peer", "rule"),
@@ -137,12 +138,15 @@ def test_a_faultless_consumer_breaks_no_rule() -> None:
     assert not report.broken, str(report)
 
 
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "leaks"])
 @pytest.mark.parametrize("fault", PLANTED_CONSUMERS)
-def test_a_fault_planted_in_a_consumer_breaks_its_own_rules(fault: str) -> None:
+@pytest.mark.fast(
+    lambda fault, quick: quick or any(each in LEAKS for each in PLANTED_CONSUMERS[fault])
+)
+def test_a_fault_planted_in_a_consumer_breaks_its_own_rules(fault: str, quick: bool) -> None:
     """Some faults are several at once: who never releases fails wherever releases are counted."""
-    for quick in (True, False):
-        found = broken_by("consumer", faultless.Take(fault), quick=quick)
-        assert found == expected(PLANTED_CONSUMERS[fault], quick=quick)
+    found = broken_by("consumer", faultless.Take(fault), quick=quick)
+    assert found == expected(PLANTED_CONSUMERS[fault], quick=quick)
 
 
 @pytest.mark.full
@@ -217,6 +221,7 @@ def test_strides_in_bytes_are_recognised() -> None:
     assert "strides are (12, 4), in bytes? They count elements" in found.text
 
 
+@pytest.mark.fast(lambda name: name == "forks")
 @pytest.mark.subprocess
 @pytest.mark.parametrize("name", ["forks", "prints", "leaves_a_process"])
 def test_a_factory_may_fork_and_print(
@@ -251,11 +256,7 @@ def test_a_factory_may_fork_and_print(
         (dlb.check_consumer, "numpy", "numpy: MODULE:EXPRESSION is needed"),
     ],
 )
-@pytest.mark.fast(
-    lambda check, peer: (
-        check is dlb.check_consumer or peer in ("mistakes:makes_nothing", "numpy:pi")
-    )
-)
+@pytest.mark.fast(lambda peer: peer in ("mistakes:makes_nothing", "mistakes:ends_well", "numpy:pi"))
 def test_a_peer_that_cannot_be_checked_is_one_error(check: Any, peer: str, text: str) -> None:
     """And not a report in which all rules are broken, after an hour."""
     with pytest.raises(dlb.ArgumentError, match=text):

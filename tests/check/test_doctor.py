@@ -97,6 +97,7 @@ def test_the_command_prints_json_for_programs(
 # ---- made-up broken states -----------------------------------------------------------------------
 
 
+@pytest.mark.fast(lambda text, timeout: timeout == 300 and "abort" in text)
 @pytest.mark.parametrize(
     ("text", "timeout", "error"),
     [
@@ -234,6 +235,7 @@ def test_without_a_native_module_of_this_python_the_error_names_those_there_are(
 SLOW = "import time; time.sleep(600)"
 
 
+@pytest.mark.full
 def test_a_framework_that_is_not_imported_in_time_is_known_by_its_package(
     only: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,

@@ -41,6 +41,7 @@ def test_each_rule_is_a_test(tmp_path: Path) -> None:
     assert " passed" in done.stdout
 
 
+@pytest.mark.full
 def test_a_broken_rule_is_a_failure_with_its_reason_and_clause(tmp_path: Path) -> None:
     """No traceback of the checks, which would say nothing to the author of a library."""
     done = run_pytest(tmp_path, "--dlpack-producer", "faultless:NoDevice", "-k", "device_pair")
@@ -50,6 +51,7 @@ def test_a_broken_rule_is_a_failure_with_its_reason_and_clause(tmp_path: Path) -
     assert "conformance.py" not in done.stdout
 
 
+@pytest.mark.full
 def test_rules_are_chosen_with_k(tmp_path: Path) -> None:
     """Only those that were chosen are checked, in one process."""
     options = ("--dlpack-consumer", "numpy:from_dlpack", "-k", "values or released", "-q")
@@ -58,6 +60,7 @@ def test_rules_are_chosen_with_k(tmp_path: Path) -> None:
     assert "deselected" in done.stdout
 
 
+@pytest.mark.full
 def test_the_fixtures_make_synthetic_peers(tmp_path: Path) -> None:
     """A test of a library needs no producer of its own; a leak is found at its end."""
     (tmp_path / "test_it.py").write_text(

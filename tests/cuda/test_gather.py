@@ -273,6 +273,7 @@ def test_the_ptx_has_a_kernel_for_each_size_of_element():
     assert names == [f"dlb_{kind}_{size}" for kind in kinds for size in ITEMSIZES]
 
 
+@pytest.mark.fast(lambda architecture: architecture == ARCHITECTURES[0])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_ptx_is_assembled_without_spills(architecture):
     tool = find_tool("ptxas")

@@ -88,6 +88,7 @@ def test_cuda_memory_of_tensorflow_is_refused(
     refused(producer, lambda: call(x), "EagerTensor is on cuda:0", "tf.identity(x)")
 
 
+@pytest.mark.full
 @pytest.mark.subprocess
 def test_the_c_path_leaves_cuda_memory_of_tensorflow_to_the_refusal(
     run_python: Any, new_fake: Any

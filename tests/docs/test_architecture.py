@@ -73,6 +73,7 @@ def test_every_function_it_names_is_defined_in_the_file_it_names() -> None:
             assert re.search(definition, text, re.MULTILINE), (name, path)
 
 
+@pytest.mark.full
 def test_the_picture_shows_the_imports_of_today(drawing: ModuleType) -> None:
     """`python docs/architecture.py` draws it again."""
     assert drawing.read_edges(drawing.PICTURE.read_text()) == drawing.find_edges()

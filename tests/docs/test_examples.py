@@ -89,6 +89,7 @@ def check_end(out: str) -> None:
     assert out.strip().splitlines()[-1].endswith("."), "an example ends by saying what it proved"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(path: Path, ends: dict[str, tuple[str, str]]) -> None:
     if missing(path):
@@ -118,6 +119,7 @@ def check_demonstration(out: str) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_demonstration_proves_it(ends: dict[str, tuple[str, str]]) -> None:
     out, error = ends["demo"]
     assert not error, error

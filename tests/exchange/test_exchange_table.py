@@ -366,6 +366,7 @@ def test_a_table_without_borrow_serves_as_well() -> None:
     assert np.array_equal(np.asarray(dlbridge.from_dlpack(x)), matrix())
 
 
+@pytest.mark.fast(lambda function: function in ("from_py", "to_py"))
 @pytest.mark.parametrize(
     ("function", "name"),
     [

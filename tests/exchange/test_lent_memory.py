@@ -105,6 +105,7 @@ JAX = """
 """
 
 
+@pytest.mark.fast(lambda dtype: dtype in ("float32", "bfloat16"))
 @pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16", "float8_e4m3fn"])
@@ -243,7 +244,7 @@ def test_a_jax_array_may_be_deleted_by_a_kernel_that_reads_it(
 # ---- PyTorch -------------------------------------------------------------------------------------
 
 # "general" is what serves every version of torch whose insides are not known.
-PATHS = pytest.mark.parametrize("path", ["direct", "general"])
+PATHS = pytest.mark.parametrize("path", ["direct", pytest.param("general", marks=pytest.mark.full)])
 
 TORCH = """
     import sys, weakref
@@ -393,6 +394,7 @@ def test_torch_refuses_to_resize_a_storage_that_was_lent(
     run_torch(run_python, code, path)
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_shared_memory_is_kept_by_a_view_of_a_torch_tensor(
     framework: Any, run_python: Callable[..., Any]
@@ -488,6 +490,7 @@ def test_a_view_survives_a_torch_storage_that_goes_to_shared_memory(
     run_torch(run_python, code, path)
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_memory_of_others_does_not_go_to_shared_memory_under_a_view(
     framework: Any, run_python: Callable[..., Any]
@@ -520,6 +523,7 @@ def test_memory_of_others_does_not_go_to_shared_memory_under_a_view(
     run_torch(run_python, code, "general")
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_a_failed_move_to_shared_memory_leaves_a_torch_storage_as_it_was(
     framework: Any, run_python: Callable[..., Any]
@@ -612,6 +616,7 @@ def test_a_kernel_without_the_gil_keeps_the_memory_of_its_torch_tensors(
     run_torch(run_python, CALLBACK + code, "direct")
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_a_kernel_keeps_the_memory_also_where_torch_lends_none(
     framework: Any, run_python: Callable[..., Any]

@@ -605,6 +605,7 @@ sys.hidden = make("object")
     )
 
 
+@pytest.mark.fast(lambda versioned: versioned)
 @pytest.mark.subprocess
 @pytest.mark.parametrize("at_exit", [False, True], ids=["Py_AtExit", "atexit"])
 @VERSIONS
@@ -623,6 +624,7 @@ peer.delete_after_python(held, at_exit={at_exit})
     assert "deleters ran at exit" in out
 
 
+@pytest.mark.fast(lambda pause: pause == 20)
 @pytest.mark.subprocess
 @pytest.mark.parametrize("pause", [0, 20, 500])
 def test_a_foreign_thread_may_delete_while_the_interpreter_shuts_down(
@@ -662,7 +664,7 @@ until(lambda: len(set(begun)) == 4)
 
 
 @pytest.mark.subprocess
-@pytest.mark.fast(lambda name: name in ("torch", "jax"))
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["numpy", "torch", "jax", "tensorflow", "tvm", "mlx", "pyarrow", "paddle"]
 )
@@ -876,6 +878,7 @@ def use():
 }
 
 
+@pytest.mark.fast(lambda first: first == "kernel")
 @pytest.mark.subprocess
 @pytest.mark.parametrize("first", FIRST_USES)
 def test_a_fork_during_a_first_use_in_another_thread_harms_nobody(

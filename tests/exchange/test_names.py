@@ -118,6 +118,7 @@ def test_an_unknown_framework_gets_the_nearest_name(name: str) -> None:
         dlbridge.wrap(len, "dlbridge_tests::f(x: f32[n]) -> f32[n]", abi="python:torhc")
 
 
+@pytest.mark.full
 def test_an_unknown_framework_leaves_the_message_to_the_next_receive() -> None:
     pytest.importorskip("mpi4py")
     pytest.importorskip("torch")

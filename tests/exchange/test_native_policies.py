@@ -91,6 +91,7 @@ def test_a_conversion_is_that_of_the_python_path(framework: Any, target: str) ->
     check()
 
 
+@pytest.mark.fast(lambda target: target in ("numpy", "torch"))
 @pytest.mark.parametrize("target", TARGETS)
 def test_policies_mean_what_they_mean_in_python(framework: Any, target: str) -> None:
     for name in {"torch", "jax", target} - {"dlbridge"}:
@@ -277,6 +278,7 @@ def of_ml_dtypes(name: str, *shape: int) -> np.ndarray[Any, Any]:
     return values.reshape(shape)
 
 
+@pytest.mark.fast(lambda name: name in ("int4", "float4_e2m1fn"))
 @pytest.mark.parametrize("source", ["jax", "tensorflow"])
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_dtypes_mean_by_the_c_path_what_they_mean_in_python(

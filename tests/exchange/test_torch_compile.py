@@ -133,6 +133,7 @@ def test_an_array_that_is_written_in_the_graph_is_the_callers(torch: Any) -> Non
     np.testing.assert_array_equal(given, [1, 1, 1])
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_dlbridge_may_be_imported_after_dynamo(torch: Any, run_python: Any) -> None:
     """As in a program that imports a library of models first."""

@@ -52,6 +52,7 @@ assert answers == [expected] * 8, answers
 """
 
 
+@pytest.mark.fast(lambda name: name == "numpy")
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_eight_threads_may_use_op_types_first(name: str, framework: object) -> None:
     framework(name)
@@ -166,6 +167,7 @@ print(*map(len, interrupted_names))
 """
 
 
+@pytest.mark.full
 def test_an_import_that_was_interrupted_anywhere_can_be_repeated() -> None:
     """Also that of op types, kernels and frameworks when they are first used."""
     done = subprocess.run(

@@ -95,7 +95,7 @@ def outcomes(setting: gpu.Setting) -> dict[str, str]:
         ("os.kill(os.getpid(), signal.SIGKILL)", f"status {-signal.SIGKILL}"),
     ],
 )
-@pytest.mark.fast(lambda bad: bad.startswith("os.kill"))
+@pytest.mark.full
 def test_tests_after_a_sticky_error_run_in_a_new_process(setting, bad, said):
     """Such an error is every later call's answer: none of the tests after it would say anything."""
     result = run_tests(
@@ -140,6 +140,7 @@ def test_a_file_goes_on_after_a_test_that_hangs(setting, monkeypatch):
     assert outcomes(setting) == {"test_a": "passed", "test_b": "began", "test_c": "passed"}
 
 
+@pytest.mark.full
 def test_a_missing_package_skips_the_files_that_need_it_and_no_others(setting):
     setting.missing = {"protobuf"}
     assert run_tests(setting, "def test_a(): pass\n").outcome == "passed"
@@ -206,6 +207,7 @@ def test_the_probe_knows_its_lines():
 # ---- a call, and the next one --------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_later_call_leaves_out_what_passed_and_gives_failures_another_turn(setting):
     """Machines with a GPU are lent for minutes: the second call goes on where the first stood."""
     text = "def test_a(): assert os.environ.get('MENDED')\ndef test_b(): pass\n"
@@ -287,6 +289,7 @@ print(*(driver.fake_launches(b"dlb_transpose_%d" % size) for size in (1, 2, 4, 8
 """
 
 
+@pytest.mark.full
 def test_racecheck_reaches_a_tile_of_every_size(tmp_path):
     """dlbridge's own shared memory is that of its transposed copies."""
     sys.path.insert(0, str(ROOT / "tests/cuda"))

@@ -107,7 +107,6 @@ def outcome(library: Any, case: tuple[Any, ...]) -> tuple[Any, Any]:
             return shape, ValueError
 
 
-@settings(max_examples=120, deadline=None)
 @given(case=raw_slices())
 def test_masks_mean_what_they_do_in_tensorflow(case: tuple[Any, ...], oracle: Any) -> None:
     """Also where masks overlap: an ellipsis over a new axis over an index."""

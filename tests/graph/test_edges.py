@@ -447,6 +447,7 @@ COMPILED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("imported", [False, True])
 def test_torch_compiles_graphs_whose_constants_are_read_only_views(
     imported: bool, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,7 @@ node { name: "fill_%d" op: "Tile" input: "zero" input: "shape"
 """
 
 
+@pytest.mark.full
 def test_a_large_constant_costs_no_node_its_size() -> None:
     """A constant of 30 bytes may have 2**22 elements, and be an input of every node."""
     text = LARGE + "".join(FILL % i for i in range(100))

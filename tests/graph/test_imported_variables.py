@@ -69,6 +69,7 @@ def parsed(tf1: Any, data: bytes) -> Any:
     return tf1.GraphDef.FromString(data)
 
 
+@pytest.mark.fast(lambda place: place == "numpy")
 @pytest.mark.parametrize("place", FRAMEWORKS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_variables_of_imported_graphs_work_as_in_tensorflow(framework, tf1, kind, place) -> None:

@@ -136,7 +136,7 @@ def test_all_ranks_end_well(kind: str, count: int, together: Callable[[str, int]
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("kind", TOGETHER)
-@pytest.mark.fast(lambda kind: kind == "spmd")
+@pytest.mark.full
 def test_values_cross_frameworks_and_tasks(kind: str, tmp_path: Path, framework: Any) -> None:
     framework("torch")
     framework("jax")
@@ -171,6 +171,7 @@ def test_a_task_whose_script_has_ended_serves_the_others() -> None:
     assert done.stdout == "served to the end\n"
 
 
+@pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess
 def test_a_task_that_ends_first_fails_no_run_that_it_has_made() -> None:
@@ -179,6 +180,7 @@ def test_a_task_that_ends_first_fails_no_run_that_it_has_made() -> None:
     assert sorted(done.stdout.splitlines()) == ["told apart 1", "told apart 2"]
 
 
+@pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess
 def test_several_workers_use_one_parameter_server() -> None:
@@ -191,7 +193,7 @@ def test_several_workers_use_one_parameter_server() -> None:
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("count", [2, 3, 4])
-@pytest.mark.fast(lambda count: count == 3)
+@pytest.mark.full
 def test_workers_in_step_wait_for_tokens_of_the_server(count: int) -> None:
     """The synchronous parameter-server program: queues of gradients and of tokens."""
     done = start(count, PROGRAMS, "-", "synchronous_workers", timeout=170)
@@ -224,7 +226,7 @@ ARENAS = {  # DLBRIDGE_ARENA_BYTES: MiB that blocks may have, and whether anythi
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("size", ARENAS)
-@pytest.mark.fast(lambda size: size in ("0", str(6 * 2**20)))
+@pytest.mark.fast(lambda size: size == "0")
 def test_values_that_find_no_room_are_sent(size: str | None, monkeypatch: Any) -> None:
     monkeypatch.delenv("DLBRIDGE_ARENA_BYTES", raising=False)
     if size is not None:
@@ -238,6 +240,7 @@ def test_values_that_find_no_room_are_sent(size: str | None, monkeypatch: Any) -
     assert room is None or {first for first, _ in said} == {f"room {room} MiB"}
 
 
+@pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess
 def test_all_tasks_of_a_host_share_memory_or_none_does() -> None:
@@ -246,6 +249,7 @@ def test_all_tasks_of_a_host_share_memory_or_none_does() -> None:
     assert done.stdout.splitlines() == ["refused"] * 2
 
 
+@pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess
 def test_processes_that_are_no_cluster_are_refused_on_all_of_them() -> None:

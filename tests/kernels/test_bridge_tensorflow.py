@@ -120,6 +120,7 @@ def test_transforms_of_torch_func_see_through_the_call(source, transform):
     close(TRANSFORMS[transform](module), TRANSFORMS[transform](expected), 2e-3)
 
 
+@pytest.mark.full
 @each_source
 def test_tangents_reach_a_backward_pass_without_a_graph(source):
     module, expected = pair(source)
@@ -166,6 +167,7 @@ def test_half_of_the_layers_in_each_framework_train_as_one_model_in_one(source):
     close(other.state_dict(), rest.state_dict())
 
 
+@pytest.mark.full
 @each_source
 def test_a_parameter_written_before_the_backward_pass_is_refused_as_in_torch(source):
     module, expected = pair(source)
@@ -203,6 +205,7 @@ def test_no_two_results_share_memory_nor_one_with_an_argument_or_a_constant():
         close(module(x)[4:], [x, ones, ones - 1, ones, ones[0], ones[0, 0]])
 
 
+@pytest.mark.full
 @each_source
 def test_threads_call_one_module_with_their_own_parameters(source):
     module, _ = pair(source)
@@ -245,6 +248,7 @@ def test_a_module_is_not_pickled():
         torch.save(bridged(), io.BytesIO())
 
 
+@pytest.mark.full
 def test_64_bit_numbers_need_no_switch():
     module = bridged().double()
     x = X.double().requires_grad_()
@@ -423,6 +427,7 @@ def test_dropout_of_keras_draws_by_a_seed_that_is_a_buffer():
     assert torch.equal(module(x), first)
 
 
+@pytest.mark.full
 def test_a_recurrent_model_has_the_gradients_of_tensorflow():
     model = keras.Sequential([keras.layers.Input((5, 4)), keras.layers.LSTM(6)])
     module = dlbridge.bridge(model, to="torch")
@@ -489,6 +494,7 @@ print(x.grad.tolist(), layer.params.grad.tolist())
 """
 
 
+@pytest.mark.full
 @pytest.mark.subprocess
 @pytest.mark.parametrize("order", [("torch", "tensorflow"), ("tensorflow", "torch")])
 def test_either_framework_may_be_imported_first(run_python, order):

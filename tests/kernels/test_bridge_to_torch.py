@@ -111,6 +111,7 @@ def test_the_derivatives_pass_gradcheck_with_64_bits():
         assert torch.autograd.gradgradcheck(module, (x,))
 
 
+@pytest.mark.fast(lambda transform: transform in ("grad", "vmap", "hessian"))
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_of_torch_func_see_through_the_call(transform):
     module, expected = pair()
@@ -425,6 +426,7 @@ def test_the_graph_has_one_operator_and_a_program_for_each_shape():
     assert all(graph.count(torch.ops.dlbridge_bridge.run) == 1 for graph in graphs)
 
 
+@pytest.mark.full
 def test_trees_and_keys_cross_in_a_compiled_program():
     module = bridged(
         lambda own, d, *, s: {"z": d["b"] * s, "a": (d["a"][0] + own, None)}, normal(2)
@@ -438,6 +440,7 @@ def test_trees_and_keys_cross_in_a_compiled_program():
     close(compiled(X, key), module(X, jax.random.key(3)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp"])
 def test_transforms_inside_of_a_compiled_program(transform):
     module, expected = pair()
@@ -580,6 +583,7 @@ MIXED = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.subprocess
 def test_tensors_on_two_devices_are_refused_by_name(run_python):
     flags = "--xla_force_host_platform_device_count=2"

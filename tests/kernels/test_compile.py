@@ -253,6 +253,7 @@ def test_threads_may_compile_the_same_text_at_once(cache: Path) -> None:
     assert [path.suffix for path in cache.iterdir()] == [".so"]
 
 
+@pytest.mark.full
 def test_processes_may_compile_the_same_text_at_once(
     cache: Path, run_python: Callable[..., Any]
 ) -> None:
@@ -355,6 +356,7 @@ def entry(cache: Path) -> Path:
     return found
 
 
+@pytest.mark.fast(lambda damage: damage == "truncated")
 @pytest.mark.parametrize("damage", ["truncated", "changed", "empty"])
 def test_a_damaged_library_is_compiled_again(
     cache: Path, run_python: Callable[..., Any], damage: str
@@ -609,6 +611,7 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.fast(lambda options: options == "noexec")
 @pytest.mark.parametrize("options", UNUSABLE)
 def test_a_default_cache_without_room_or_execution_is_replaced(
     tmp_path: Path, mounted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, options: str
@@ -637,6 +640,7 @@ def test_a_default_cache_without_room_or_execution_is_replaced(
     mounted(code, options, source, SCHEMA, UNUSABLE[options]).check()
 
 
+@pytest.mark.fast(lambda options: options == "noexec")
 @pytest.mark.parametrize("options", UNUSABLE)
 def test_a_cache_that_was_asked_for_without_room_or_execution_is_refused(
     tmp_path: Path, mounted: Callable[..., Any], options: str

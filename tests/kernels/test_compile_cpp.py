@@ -75,6 +75,7 @@ def test_it_is_an_operator_of_every_framework(framework: Callable[[str], Any]) -
     check_kernel(kernel, lambda x: x * x, frameworks=["torch", "jax"])
 
 
+@pytest.mark.full
 def test_the_same_text_is_compiled_once(cache: Path) -> None:
     compile_("row_sums", ROWS, ROWS_SCHEMA)
     (library,) = cache.iterdir()
@@ -116,6 +117,7 @@ def test_exceptions_are_errors_of_the_call() -> None:
             kernel(np.ones(3), at=at)
 
 
+@pytest.mark.full
 def test_indices_are_checked_in_debug_builds() -> None:
     kernel = cases("outside", OUTSIDE, flags=["-UNDEBUG"])
     for at, text in enumerate(OUTSIDE.values()):
@@ -123,6 +125,7 @@ def test_indices_are_checked_in_debug_builds() -> None:
             kernel(np.ones(3), at=at)
 
 
+@pytest.mark.full
 def test_a_flat_view_needs_contiguous_memory() -> None:
     kernel = compile_("flattened", "call.flat<const double>(0);", layout="strided")
     kernel(np.ones(6))
@@ -141,6 +144,7 @@ def test_scalars_and_missing_tensors() -> None:
     assert kernel(np.ones(1), np.ones(1), f=0.5, i=3, s="b").tolist() == [3.5]
 
 
+@pytest.mark.full
 def test_every_half_precision_number_is_converted_as_numpy_does() -> None:
     """All patterns to float, and back from float with what is between and beyond them."""
     widen = compile_(
@@ -168,6 +172,7 @@ def test_every_half_precision_number_is_converted_as_numpy_does() -> None:
     np.testing.assert_array_equal(narrow(values), right)
 
 
+@pytest.mark.full
 def test_bfloat16_is_rounded_to_nearest_even() -> None:
     narrow = compile_(
         "brain",

@@ -236,6 +236,7 @@ for name in sys.argv[1:] or CASES:
 """
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax", "compiled")

@@ -411,6 +411,7 @@ except dlbridge.errors.ArgumentError as error:
 """
 
 
+@pytest.mark.fast(lambda value: value in ("1", "yes"))
 @pytest.mark.parametrize(
     ("value", "printed"),
     [

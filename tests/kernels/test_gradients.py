@@ -337,6 +337,7 @@ def test_gradcheck_of_torch_agrees(name: str, framework, wide) -> None:
         assert torch.autograd.gradgradcheck(lambda x, w: kernel(x, w, alpha=0.7), (x, w))
 
 
+@pytest.mark.fast(lambda name: name == "numpy")
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
 def test_check_grads_of_jax_agrees(name: str, framework, wide) -> None:
     jax, kernel = framework("jax"), kernels(framework)[name]

@@ -40,7 +40,7 @@ for elements in (2**59, 2**60, 2**61):
 
 
 @pytest.mark.parametrize("way", ["direct", "operator"])
-@pytest.mark.fast(lambda way: way == "direct")
+@pytest.mark.full
 def test_a_kernel_refuses_views_by_expand_whose_bytes_cannot_be_counted(
     way: str, tmp_path: Path
 ) -> None:

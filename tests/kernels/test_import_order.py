@@ -67,7 +67,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.fast(lambda name: name == "jax")
+@pytest.mark.full
 def test_programs_load_in_either_order(
     name: str, framework: Any, run_python: Any, tmp_path: Any
 ) -> None:

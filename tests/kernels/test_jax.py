@@ -291,9 +291,11 @@ DTYPES = """
     complex64 complex128 float8_e4m3fn float8_e5m2 float8_e4m3b11fnuz float8_e4m3fnuz
     float8_e5m2fnuz float8_e3m4 float8_e4m3 float8_e8m0fnu int4 uint4 int2 uint2 float4_e2m1fn
 """
+FEW_DTYPES = ("bool", "int64", "bfloat16", "complex128", "float8_e5m2", "uint4", "float4_e2m1fn")
 NARROW = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 
 
+@pytest.mark.fast(lambda name: name in FEW_DTYPES)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", DTYPES.split())
 def test_every_dtype_passes(jax: Any, jnp: Any, kernels: Any, name: str) -> None:
@@ -554,6 +556,7 @@ def test_an_exported_program_says_that_the_kernel_of_its_name_takes_other_argume
 # ---- many calls ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_nothing_is_left_behind(jax: Any, jnp: Any, kernels: Any) -> None:
     """Neither by calls nor by failures; kernels that nobody holds go with their programs."""
     fail = kernels.make("fail", "jaxtests::fail(x: f32[n]) -> f32[n]")

@@ -118,7 +118,44 @@ def test_forward_mode(jax: Any, jnp: Any, kernels: Any) -> None:
         ]
 
 
-def test_forward_mode_of_a_kernel_with_only_a_vjp(jax: Any, jnp: Any, kernels: Any) -> None:
+FORWARD = {
+    "jvp": lambda jax, f, x, y, weights: lambda x, y: jax.jvp(f, (x, y), (y, weights)),
+    "jvp of one": lambda jax, f, x, y, weights: (
+        lambda x, y: jax.jvp(lambda x: f(x, y), (x,), (weights,))
+    ),
+    "linearize": lambda jax, f, x, y, weights: jax.linearize(f, x, y)[1],
+    "jacfwd": lambda jax, f, *_: jax.jacfwd(f),
+    "jacfwd of the second": lambda jax, f, *_: jax.jacfwd(f, 1),
+    "jacrev": lambda jax, f, *_: jax.jacrev(f),
+    "hessian": lambda jax, f, x, y, weights: jax.hessian(
+        lambda x, y: (f(x, y) * weights).sum(), (0, 1)
+    ),
+    "jacfwd of jacfwd": lambda jax, f, *_: jax.jacfwd(jax.jacfwd(f)),
+    "jacrev of jacfwd": lambda jax, f, *_: jax.jacrev(jax.jacfwd(f, 1)),
+    "grad of jvp": lambda jax, f, x, y, weights: jax.grad(
+        lambda x, y: jax.jvp(f, (x, y), (y, x))[1].sum(), (0, 1)
+    ),
+    "vmap of jacfwd": lambda jax, f, *_: (
+        lambda x, y: jax.vmap(jax.jacfwd(f), (0, None))(jax.numpy.stack([x, y]), y)
+    ),
+    "vmap of jvp": lambda jax, f, *_: (
+        lambda x, y: jax.vmap(lambda t: jax.jvp(f, (x, y), (t, y))[1], out_axes=1)(jax.numpy.eye(3))
+    ),
+    "checkpoint": lambda jax, f, *_: jax.jacfwd(jax.checkpoint(f)),
+    "scan": lambda jax, f, *_: jax.jacfwd(
+        lambda x, y: jax.lax.scan(lambda c, _: (f(c, y), c), x, None, 3)
+    ),
+    "cond": lambda jax, f, *_: jax.jacfwd(
+        lambda x, y: jax.lax.cond(x.sum() > 0, f, lambda x, y: x, x, y)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.fast(lambda name: name in ("jvp", "linearize", "hessian", "vmap of jvp"))
+def test_forward_mode_of_a_kernel_with_only_a_vjp(
+    jax: Any, jnp: Any, kernels: Any, name: str
+) -> None:
     """The vjp is linear in its cotangents: its transpose is the tangent."""
     calls = []
 
@@ -132,31 +169,13 @@ def test_forward_mode_of_a_kernel_with_only_a_vjp(jax: Any, jnp: Any, kernels: A
     formula = lambda x, y: (3.0 * x * x + y) * y  # noqa: E731
     assert axpy.jax(x, y).tolist() == [1, 2, 3]
     assert not calls
-    for transform in (
-        lambda f: lambda x, y: jax.jvp(f, (x, y), (y, weights)),
-        lambda f: lambda x, y: jax.jvp(lambda x: f(x, y), (x,), (weights,)),
-        lambda f: jax.linearize(f, x, y)[1],
-        jax.jacfwd,
-        lambda f: jax.jacfwd(f, 1),
-        jax.jacrev,
-        lambda f: jax.hessian(lambda x, y: (f(x, y) * weights).sum(), (0, 1)),
-        lambda f: jax.jacfwd(jax.jacfwd(f)),
-        lambda f: jax.jacrev(jax.jacfwd(f, 1)),
-        lambda f: jax.grad(lambda x, y: jax.jvp(f, (x, y), (y, x))[1].sum(), (0, 1)),
-        lambda f: lambda x, y: jax.vmap(jax.jacfwd(f), (0, None))(jnp.stack([x, y]), y),
-        lambda f: (
-            lambda x, y: jax.vmap(lambda t: jax.jvp(f, (x, y), (t, y))[1], out_axes=1)(jnp.eye(3))
-        ),
-        lambda f: jax.jacfwd(jax.checkpoint(f)),
-        lambda f: jax.jacfwd(lambda x, y: jax.lax.scan(lambda c, _: (f(c, y), c), x, None, 3)),
-        lambda f: jax.jacfwd(lambda x, y: jax.lax.cond(x.sum() > 0, f, lambda x, y: x, x, y)),
-    ):
-        for compiled in (lambda f: f, jax.jit):
-            got = compiled(transform(call))(x, y)
-            inside = transform(compiled(call))(x, y)
-            expected = transform(formula)(x, y)
-            for one in (got, inside):
-                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), one, expected)
+    transform = lambda f: FORWARD[name](jax, f, x, y, weights)  # noqa: E731
+    for compiled in (lambda f: f, jax.jit):
+        got = compiled(transform(call))(x, y)
+        inside = transform(compiled(call))(x, y)
+        expected = transform(formula)(x, y)
+        for one in (got, inside):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), one, expected)
 
 
 def test_forward_mode_without_what_its_vjp_needs(jax: Any, jnp: Any, kernels: Any) -> None:
@@ -319,6 +338,7 @@ def batch_rule(axis_size: int, is_batched: Any, x: Any, y: Any, **scalars: Any) 
     return wide[0] * wide[1] * np.ones((axis_size, 1), "float32")
 
 
+@pytest.mark.fast(lambda axes: axes in ((0, 0), (None, 1)))
 @pytest.mark.parametrize(
     "batch", ["sequential", "broadcast", batch_rule], ids=["sequential", "broadcast", "rule"]
 )
@@ -380,6 +400,7 @@ def test_broadcast_calls_the_kernel_once_and_sequential_once_for_each(jax: Any, 
         assert len(shapes) == 5
 
 
+@pytest.mark.fast(lambda axes: axes == (1, 0))
 @pytest.mark.parametrize("axes", [(0, 0), (1, 0), (0, None), (None, 1)])
 def test_grad_of_vmap_of_a_kernel_with_both_rules(jax: Any, jnp: Any, axes: Any) -> None:
     """The linear map in the derivative is transposed with its batch, which may lie anywhere."""
@@ -560,6 +581,7 @@ def test_derivatives_within_shard_map(run_python: Any, jax: Any) -> None:
     assert "done" in run_python(SHARDED, timeout=400, XLA_FLAGS=flags).check()  # XLA compiles much
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 @pytest.mark.usefixtures("jax")

@@ -539,6 +539,7 @@ REFERENCES: dict[str, Any] = {
 SHAPES = [(1 + at % 3, at % 4) if at % 2 else (at,) for at in range(100)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("framework", ["numpy", "dlbridge", "torch", "jax"])
 def test_a_hundred_tensors_in_a_list(
     framework: str, scale: dlbridge.Kernel, step: dlbridge.Kernel
@@ -560,6 +561,7 @@ def test_a_hundred_tensors_in_a_list(
         np.testing.assert_array_equal(np.asarray(each), row * 2)
 
 
+@pytest.mark.full
 def test_a_hundred_tensors_in_programs_and_gradients(
     scale: dlbridge.Kernel, step: dlbridge.Kernel
 ) -> None:
@@ -668,6 +670,7 @@ assert [each.numpy().tolist() for each in found] == [[2, 2, 2]] * 2
 """
 
 
+@pytest.mark.full
 def test_tensorflow_and_its_saved_models(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     for program in (TENSORFLOW, SAVED):

@@ -875,6 +875,7 @@ def test_a_package_without_one_library_is_refused(install: Callable[..., Path]) 
         dlbridge.load_package("no-librari")
 
 
+@pytest.mark.fast(lambda name: name in ("", "os", ".numpy"))
 @pytest.mark.parametrize(
     ("name", "said"),
     [("", "got ''"), (3, "got int"), ("os", "no package 'os'"), ("__main__", "no package"),
@@ -914,6 +915,7 @@ def test_a_file_says_what_it_exports(build: Build, flags: tuple[str, ...]) -> No
     ]
 
 
+@pytest.mark.full
 def test_a_damaged_file_is_refused(build: Build) -> None:
     """Whatever is wrong in it: cut off anywhere, or with one byte that is another."""
     packages = importlib.import_module("dlbridge.kernels.packages")

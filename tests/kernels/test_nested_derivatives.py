@@ -466,6 +466,7 @@ def some_cases(seed: int, names: list[str], count: int, load: Callable[[str], An
     return [next(endless) for _ in range(count)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["formula", "python"])
 def test_an_accumulator_around_the_gradient_of_a_function_is_a_defect_of_tensorflow(
     name: str, load: Callable[[str], Any]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernels.schema_strategies import bound_calls
 
@@ -141,7 +141,6 @@ def without_text(line: str) -> str:
     return f"{head.partition(' [')[0]} {ordered}"
 
 
-@settings(max_examples=200, deadline=None)
 @given(call=bound_calls())
 def test_schemas_and_shapes_are_read_as_by_python(call: Any, read: Any) -> None:
     """Arguments, defaults, dtypes; which shapes fit; the shapes of results."""
@@ -276,7 +275,6 @@ def test_a_text_without_a_name_is_no_schema(text: str, read: Any) -> None:
     assert read(text) == ["no name"]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=st.text(alphabet="abn_:;()[]{}<>=?!|*+-/., 019.eE\"'\\x0\nlikefdtype", max_size=80).map(
         "a::f(".__add__

@@ -181,6 +181,7 @@ def test_dtypes(name: str, dtype: str, framework) -> None:
     assert (out == x).all()
 
 
+@pytest.mark.full
 def test_jax_has_wide_types_only_where_it_says_so(framework, run_python) -> None:
     framework("jax")
     code = """

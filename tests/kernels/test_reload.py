@@ -46,7 +46,7 @@ TENSORFLOW = (
 )
 
 
-@pytest.mark.fast(lambda name: name == "jax")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "texts"), [("jax", JAX), ("torch", TORCH), ("tensorflow", TENSORFLOW)]
 )

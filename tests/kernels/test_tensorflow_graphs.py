@@ -203,6 +203,7 @@ def test_forward_derivatives_use_the_jvp_or_transpose_the_vjp(tf: Any, samples: 
         axpy(x, x)
 
 
+@pytest.mark.full
 def test_variables_of_a_layer_are_trained(tf: Any, samples: Any) -> None:
     """The tape sees through the variable and the op, inside of Keras's own function."""
     keras = pytest.importorskip("keras")
@@ -273,7 +274,7 @@ ELEMENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.fast(lambda element, size: element == "one is shared" and size != 1)
+@pytest.mark.full
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_a_batch_and_its_derivatives_equal_those_of_a_loop(
@@ -466,7 +467,7 @@ def model(tf: Any, samples: Any, tmp_path: Path) -> Path:
 
 @pytest.mark.preloaded("tensorflow")
 @pytest.mark.subprocess
-@pytest.mark.fast(lambda which: which == "same")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("which", "expected"),
     [

@@ -247,6 +247,7 @@ def test_no_tensor_is_made_whose_strides_or_bytes_exceed_64_bits(shape: tuple[in
     assert native.torch_allocate(shape, (2, 32, 1)) is None
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_the_guard_opens_inside_any_mode(run_python: Any) -> None:
     """The first tensor may come while modes are on; the guard is tried on a thread without."""
@@ -268,6 +269,7 @@ def test_the_guard_opens_inside_any_mode(run_python: Any) -> None:
     assert run_python(code).check().strip() == "done"
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_missing_symbols_close_the_direct_path(run_python: Any) -> None:
     """Another torch may have other names: then torch's dispatcher does everything."""
@@ -327,6 +329,7 @@ def needed_symbols() -> list[str]:
     return own + re.findall(r'\{"(\w+)", [^{}]*?(?:REQUIRED|OF_OPERATORS)\}', shim)
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_each_function_that_libtorch_lacks_is_named(run_python: Any) -> None:
     """One that was not found must not be called."""

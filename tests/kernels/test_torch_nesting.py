@@ -276,7 +276,7 @@ def compiled_in(nesting):
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.fast(lambda nesting, make: nesting == COMPILED[1] and make is with_rules)
+@pytest.mark.full
 @pytest.mark.parametrize("make", [with_rules, with_vjp], ids=name_of)
 @pytest.mark.parametrize("nesting", COMPILED, ids=lambda made: "-".join(map(name_of, made)))
 def test_compiled_derivatives_are_the_formulas(torch, nesting, make) -> None:

@@ -49,7 +49,11 @@ WITHOUT_FUNCTIONS = """
     native.torch_functions_open = lambda *_: False
 """
 BOTH = pytest.mark.parametrize(
-    "queries", ["", WITHOUT_FUNCTIONS], ids=["C++ functions", "Python's functions"]
+    "queries",
+    [
+        pytest.param("", id="C++ functions"),
+        pytest.param(WITHOUT_FUNCTIONS, id="Python's functions", marks=pytest.mark.full),
+    ],
 )
 
 
@@ -362,6 +366,7 @@ def test_on_another_version_kernels_of_plain_tensors_are_called_in_c(
     run_to_the_end(run_python, OTHER_VERSION + queries + KERNELS_IN_C + code)
 
 
+@pytest.mark.full
 @ASKED
 @BOTH
 @pytest.mark.preloaded("torch")
@@ -516,6 +521,7 @@ def test_on_another_version_a_kernel_sees_no_memory_that_was_replaced(
     run_to_the_end(run_python, OTHER_VERSION + queries + KERNELS_IN_C + code)
 
 
+@pytest.mark.full
 @ASKED
 @BOTH
 @pytest.mark.preloaded("torch")
@@ -588,6 +594,7 @@ UNKNOWN = """
 """
 
 
+@pytest.mark.full
 @PROVED
 @pytest.mark.preloaded("torch")
 @pytest.mark.timeout(400)
@@ -640,6 +647,7 @@ def test_a_proof_is_known_by_the_build_ids_of_torchs_libraries(tmp_path: Path) -
         assert proofs._read_build_id(other) is None
 
 
+@pytest.mark.full
 @PROVED
 @pytest.mark.subprocess
 def test_a_version_that_is_otherwise_is_not_proved(

@@ -183,6 +183,7 @@ LOAD = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.preloaded(name)) for name in SAVE]
 )
@@ -207,6 +208,7 @@ def test_a_saved_program_of_a_name_wrapped_again_runs_in_another_process(
     assert run_python(start + LOAD[name], path).check().splitlines()[-1] == "[2.0, 2.0]"
 
 
+@pytest.mark.full
 def test_a_graph_keeps_its_kernel() -> None:
     import dlbridge.graph as tf
 

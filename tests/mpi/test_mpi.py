@@ -193,6 +193,7 @@ def test_no_rank_waits_for_one_that_has_ended(name: str) -> None:
     assert ENDS[name] in done.stdout + done.stderr, done.stdout + done.stderr
 
 
+@pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess
 def test_a_rank_at_the_end_of_its_script_says_for_whom_it_waits() -> None:
@@ -200,6 +201,7 @@ def test_a_rank_at_the_end_of_its_script_says_for_whom_it_waits() -> None:
     assert "rank 0 has come to the end of its script, and waits for rank 1 to end" in done.stdout
 
 
+@pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess
 def test_a_rank_may_end_early() -> None:
@@ -251,6 +253,7 @@ def test_mpi_starts_with_the_first_call(run_python: Callable[..., Any]) -> None:
     ).check()
 
 
+@pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess
 def test_other_launchers_start_ranks_by_the_environment_alone(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_a_program_gives_the_values_of_one_process(
     assert said.get(name) == ["ok"] * count, said.get(name, said["the end"])
 
 
+@pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess
 def test_receives_from_any_rank_find_messages_that_mpich_loses(

@@ -47,6 +47,7 @@ def python(
 FILE = "import dlbridge; print(dlbridge.__file__)"
 
 
+@pytest.mark.fast(lambda arguments: len(arguments[1]) < 60)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -70,6 +71,7 @@ def test_modules_run_in_a_checkout(clone: Path, site: Path) -> None:
     assert done.stdout.startswith("dlbridge ")
 
 
+@pytest.mark.full
 def test_each_module_is_imported_once(clone: Path, site: Path) -> None:
     code = (
         "import sys, dlbridge, dlbridge.registry as registry\n"

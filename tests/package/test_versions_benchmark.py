@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks import kernels, versions
 
 
@@ -65,6 +67,7 @@ def test_what_misses_its_bar_is_marked_and_counted(tmp_path: Path) -> None:
     assert "- old/bin/python: ended with status 1" in text
 
 
+@pytest.mark.full
 def test_torch_can_be_measured_without_its_proof(
     run_python: Callable[..., Any], framework: Callable[[str], Any]
 ) -> None:

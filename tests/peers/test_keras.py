@@ -21,7 +21,7 @@ print(dlbridge.to_numpy(variable, grad="detach").tolist())
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch", "tensorflow"])
-@pytest.mark.fast(lambda backend: backend in ("numpy", "torch"))
+@pytest.mark.full
 def test_a_variable_is_the_value_of_its_backend(
     framework: Any, run_python: Any, backend: str
 ) -> None:

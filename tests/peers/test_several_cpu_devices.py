@@ -183,6 +183,7 @@ def test_results_are_on_the_cpu_device_of_jax_that_is_named_or_the_default(
     assert run_python(JAX, XLA_FLAGS=several).check().splitlines()[-1] == "done"
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("tensorflow")
 @pytest.mark.subprocess
 def test_results_are_on_the_cpu_device_of_tensorflow_that_is_named_or_in_scope(

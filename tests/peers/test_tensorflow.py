@@ -287,6 +287,7 @@ def test_triton_has_to_be_imported_first(run_python: Callable[..., Any]) -> None
     run_python("import triton, tensorflow").check()
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("tensorflow")
 def test_nothing_imports_triton_after_tensorflow(
     run_python: Callable[..., Any], tmp_path: Path

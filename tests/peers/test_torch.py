@@ -606,6 +606,7 @@ if hasattr(torch.serialization, "add_safe_globals"):
 """
 
 
+@pytest.mark.fast(lambda order: order == "import dlbridge, torch")
 @pytest.mark.subprocess
 @pytest.mark.parametrize("order", ["import dlbridge, torch", "import torch, dlbridge"])
 def test_torch_collates_tensors_and_loads_them_as_safe(run_python: Any, order: str) -> None:
@@ -635,6 +636,7 @@ def test_the_safe_reader_of_torch_reads_protocol_2() -> None:
             loaded(value, protocol)
 
 
+@pytest.mark.full
 @pytest.mark.fact(46)
 @pytest.mark.preloaded("torch")
 @pytest.mark.skipif(
@@ -699,6 +701,7 @@ def test_complex_memory_that_torch_crashes_on_is_copied() -> None:
     assert kernel(x).tolist() == [1, 2j, 3]
 
 
+@pytest.mark.full
 @pytest.mark.subprocess
 def test_torch_itself_crashes_on_complex_memory_at_a_multiple_of_8() -> None:
     """When this fails, line 43 of docs/peers.md is out of date, and the copy may be."""

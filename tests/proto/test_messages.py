@@ -116,7 +116,7 @@ OURS = "from dlbridge.proto import GraphDef, load_graph_def, make_tensor_proto; 
 THEIRS = "from tensorflow.core.framework import graph_pb2; import tensorflow"
 
 
-@pytest.mark.fast(lambda first: first == OURS)  # in this process TensorFlow is often the first
+@pytest.mark.full
 @pytest.mark.parametrize(("first", "second"), [(OURS, THEIRS), (THEIRS, OURS)], ids=["ours", "tf"])
 def test_tensorflow_may_be_imported_before_or_after(
     framework: Any, run_python: Callable[..., Any], first: str, second: str

@@ -113,6 +113,7 @@ def test_each_outcome_is_reported_and_the_rest_runs(tmp_path: Path) -> None:
     assert "not today" in found["test_is_skipped"][1]
 
 
+@pytest.mark.full
 def test_dlbridge_is_the_side_that_it_is_said_to_be(tmp_path: Path) -> None:
     suite = write(tmp_path, BOTH_SIDES, tested=("tested", "handed*"))
     passing = {
@@ -134,6 +135,7 @@ def test_dlbridge_is_the_side_that_it_is_said_to_be(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.pyc"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -73,6 +73,7 @@ def test_python_and_c_have_one_limit() -> None:
     assert shape.MAX_RANK == bind.MAX_RANK == tensors.MAX_RANK == lib.DLB_SHAPE_MAX_RANK == 254
 
 
+@pytest.mark.full
 @pytest.mark.preloaded("torch")
 def test_torch_tensors_of_higher_rank_are_refused(framework: Any, run_python: Any) -> None:
     """torch itself has no limit; arrays on the stack of C have."""
