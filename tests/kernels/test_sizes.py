@@ -176,7 +176,8 @@ def test_python_kernels_return_the_size_that_a_scalar_says(
     )
     x = dlbridge.convert(np.arange(4, dtype="f4"), framework_name)
     assert np.asarray(kernel(x, k=2)).tolist() == [0, 1]
-    with pytest.raises(DLBridgeError, match=r"'out': expected f32\[k=3\], got f32\[1\]"):
+    words = r"result 'out': expected f32\[k=3\], the function returned f32\[1\]"
+    with pytest.raises(DLBridgeError, match=words):
         kernel(x, k=3)
 
 
