@@ -122,7 +122,14 @@ def with_advice(cls: type[T]) -> type[T]:
     return cls
 
 
-def publish(names: Mapping[str, Any], package: str) -> dict[str, Any]:
+def named(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator for what a method calls: its refusals are that method's."""
+    return lambda function: _naming(function, name)
+
+
+def publish(
+    names: Mapping[str, Any], package: str, made_within: Iterable[str] = ()
+) -> dict[str, Any]:
     """Return the functions of a package with refusals that name them; classes are changed in place.
 
     A refusal (TypeError, ValueError, LookupError or one of ours) that the package made begins with
@@ -134,6 +141,7 @@ def publish(names: Mapping[str, Any], package: str) -> dict[str, Any]:
     Args:
         names: the public names, and what they stand for.
         package: whose functions and classes are meant.
+        made_within: the classes whose constructors only the package itself calls, and often.
 
     Example:
         >>> import dlbridge.graph as tf
@@ -151,7 +159,7 @@ def publish(names: Mapping[str, Any], package: str) -> dict[str, Any]:
         if isinstance(value, FunctionType):
             found[name] = _published(value)
         elif isinstance(value, type) and value not in _CALLS:
-            _publish_class(value, name)
+            _publish_class(value, name, name not in made_within)
     _NAMES.update(names)
     return found
 
@@ -175,37 +183,28 @@ def _published(function: FunctionType) -> Any:
     return made
 
 
-def _publish_class(cls: type, name: str) -> None:
-    """Let refusals of a constructor name the class as users do."""
+def _publish_class(cls: type, name: str, is_made_by_users: bool) -> None:
+    """Let refusals of methods and of the constructor name the class as users do."""
     _CALLS[cls] = name
     _NAMES.add(cls.__name__)
     for method, value in list(vars(cls).items()):
-        is_plain = isinstance(value, FunctionType) and value not in _WITHOUT_ADVICE
-        if is_plain and not method.startswith("_"):
-            named = _naming(value, f"{name}.{method}", _OF_PYTHON)
-            _NAMED.add(named)
-            _NAMES.add(f"{name}.{method}")
-            setattr(cls, method, named)
+        if method.startswith("_") or not isinstance(value, FunctionType):
+            continue
+        _NAMES.add(f"{name}.{method}")
+        if value not in _WITHOUT_ADVICE:
+            made = _naming(value, f"{name}.{method}")
+            _NAMED.add(made)
+            setattr(cls, method, made)
     with_advice(cls)  # the others: methods of the class, static ones
-    for method in ("__init__", "__new__"):
+    for method in ("__init__", "__new__") if is_made_by_users else ():
         function = getattr(cls, method)
         if isinstance(function, FunctionType):
-            named = _naming(function, name)
-            setattr(cls, method, staticmethod(named) if method == "__new__" else named)
+            made = _naming(function, name)
+            setattr(cls, method, staticmethod(made) if method == "__new__" else made)
 
 
-# What Python itself says of a wrong value deep within, and what the conversion of an operand or the
-# graph says: methods leave other texts as they are, which are TensorFlow's.
-_OF_PYTHON = re.compile(
-    r"unhashable type|object is not (iterable|callable|subscriptable)|has no attribute"
-    r"|^expected string or bytes-like|^convert_to_tensor: |^Graph\.\w+: "
-)
-
-
-def _naming(
-    function: FunctionType, name: str, named: re.Pattern[str] | None = None
-) -> Callable[..., Any]:
-    """Return a function whose refusals, of all texts or of those that `named` finds, name it."""
+def _naming(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function whose refusals name it."""
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -217,7 +216,7 @@ def _naming(
             inner = error.__traceback__.tb_next if error.__traceback__ else None
             if inner is None or inner.tb_frame.f_globals.get("__name__") == "contextlib":
                 raise _misspelt(error, name, function) from None
-            if not _is_ours(inner) or (named is not None and not named.search(str(error))):
+            if not _is_ours(inner):
                 raise
             wrong = blamed(error, function, args, keywords)
             if isinstance(error, AttributeError) and wrong is not None:
@@ -256,7 +255,7 @@ def _name_refusal(error: Exception, name: str, wrong: str | None) -> None:
     if wrong is None and text.startswith((f"{name}: ", f"{name}(")):
         return
     inner, colon, rest = text.partition(": ")
-    text = rest if colon and (inner in _NAMES or inner == name) else text
+    text = rest if colon and (inner in _NAMES or name.endswith(inner)) else text
     text = f"{name}: {text if wrong is None else wrong.replace(_TEXT, text)}"
     error.args = (text,)
     if hasattr(error, "message"):  # an OpError has it apart
@@ -350,7 +349,8 @@ def _required(annotation: str, value: object, known: Mapping[str, Any]) -> str |
         elif each in ("Any", "object") or not isinstance(cls, type):
             return None
         else:
-            kind, fits = f"a {each}", partial(_is_instance, cls)
+            article = "an" if each[0] in "AEIOU" else "a"
+            kind, fits = f"{article} {each}", partial(_is_instance, cls)
         if fits(value):
             return None
         wanted.append(kind)

@@ -137,18 +137,21 @@ class TensorShape:
 
     def with_rank_at_least(self, rank: int) -> TensorShape:
         """Return this shape; ArgumentError when it has fewer than `rank` dimensions."""
+        _check_rank("with_rank_at_least", rank)
         if self._dims is not None and len(self._dims) < rank:
             raise ArgumentError(f"Shape {self} must have rank at least {rank}")
         return self
 
     def with_rank_at_most(self, rank: int) -> TensorShape:
         """Return this shape; ArgumentError when it has more than `rank` dimensions."""
+        _check_rank("with_rank_at_most", rank)
         if self._dims is not None and len(self._dims) > rank:
             raise ArgumentError(f"Shape {self} must have rank at most {rank}")
         return self
 
     def assert_has_rank(self, rank: int) -> None:
         """Raise ArgumentError when the rank is known to be another."""
+        _check_rank("assert_has_rank", rank)
         if self._dims is not None and len(self._dims) != rank:
             raise ArgumentError(f"Shape {self} must have rank {rank}")
 
@@ -324,6 +327,11 @@ def _pack(dims: Dims | None) -> Any:
     if reason != ffi.NULL:
         _refuse_record(ffi.string(reason).decode())
     return native
+
+
+def _check_rank(call: str, rank: object) -> None:
+    if not isinstance(rank, int):
+        raise UnsupportedTypeError(f"TensorShape.{call}: rank must be an integer, got {rank!r}")
 
 
 def _refuse_record(reason: str) -> NoReturn:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlbridge import registry
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, DLBridgeError, name_call
 from dlbridge.exchange.adapter import adapter
 from dlbridge.exchange.exchange import as_tensor
 from dlbridge.execution.backend import Move, device_object, device_of, mover, settled
@@ -121,21 +121,25 @@ class VariableState:
         """
         detach = getattr(array, "detach", None)  # a parameter in torch, whose gradients stay out
         array = array if detach is None else detach()
-        tensor: Any = native.convert(array, "dlbridge", copy=False)
+        try:
+            tensor: Any = native.convert(array, "dlbridge", copy=False)
+        except DLBridgeError as error:
+            name_call(error, "Variable.share: array")
+            raise
         if tensor.dtype is not self.dtype.dlpack:
             raise ArgumentError(
-                f"share: variable {self.name!r} has dtype {self.dtype.name}, the array has "
-                f"{tensor.dtype}; convert the array first"
+                f"Variable.share: variable {self.name!r} has dtype {self.dtype.name}, the array "
+                f"has {tensor.dtype}; convert the array first"
             )
         if tensor.readonly:
             raise ArgumentError(
-                f"share: the array for variable {self.name!r} is read-only, as those of JAX are; "
-                "pass writable memory, or assign its value"
+                f"Variable.share: the array for variable {self.name!r} is read-only, as those of "
+                "JAX are; pass writable memory, or assign its value"
             )
         if not fits(self.dims, tensor.shape):
             raise ArgumentError(
-                f"share: variable {self.name!r} has shape {describe(self.dims)}, the array "
-                f"{describe(tensor.shape)}"
+                f"Variable.share: variable {self.name!r} has shape {describe(self.dims)}, the "
+                f"array {describe(tensor.shape)}"
             )
         with self.lock:
             self.value, self.is_shared = array, True

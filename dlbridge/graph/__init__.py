@@ -126,13 +126,14 @@ _MODULES = (
 def _publish() -> None:
     """Let refusals of all public functions and classes name them, and advise on keywords."""
     from dlbridge.calls import publish
+    from dlbridge.graph.session.session import BaseSession
 
     for module in (globals(), *(vars(globals()[name]) for name in _MODULES)):
         shown = module.get("__all__") if module is not globals() else None
         names = shown or [name for name in module if not name.startswith("_")]
-        # Operation and Tensor are made for each operation, and by nobody else.
-        public = {name: module[name] for name in names if name not in ("Operation", "Tensor")}
-        module.update(publish(public, __name__))
+        public = {name: module[name] for name in names}
+        module.update(publish(public, __name__, made_within=("Operation", "Tensor")))
+    publish({"Session": BaseSession}, __name__)
 
 
 _publish()

@@ -317,7 +317,7 @@ class Graph(NonCopyable):
 
     def colocate_with(self, op: Any, ignore_existing: bool = False) -> Block:
         """Return a block whose operations are placed where `op` is, and name it in `_class`."""
-        found: Any = None if op is None else self.as_graph_element(op)
+        found: Any = None if op is None else element(self, op)
         return scopes.colocate(self, getattr(found, "op", found), ignore_existing)
 
     def control_dependencies(self, control_inputs: Iterable[Any] | None) -> Block:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from dlbridge.calls import with_advice
 from dlbridge.errors import DLBridgeError, ExchangeError
 from dlbridge.graph.core.exporter import node_def
 from dlbridge.graph.core.opdef import OpDef
@@ -48,7 +47,6 @@ class GraphElement(NonCopyable):
         return self
 
 
-@with_advice
 class Tensor(GraphElement):
     r"""One result of an Operation: a value that exists while a session runs.
 
@@ -261,7 +259,6 @@ def _session_of(tensor: Tensor) -> Session:
     return session
 
 
-@with_advice
 class Operation(GraphElement):
     """A node of a Graph: an op type, its inputs, its attributes, its results.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from dlbridge.errors import UnsupportedTypeError
 from dlbridge.signals import not_from_handler
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ def _without(state: Scope, before: Scope, after: Scope, stack: str) -> Scope:
 
 def name_scope(graph: Graph, name: str | None) -> Block:
     """Return the block of `Graph.name_scope`."""
+    if not isinstance(name, str | None):
+        raise UnsupportedTypeError(f"name_scope: name must be a string or None, got {name!r}")
 
     def change(scope: Scope) -> Scope:
         if not name:
@@ -477,18 +480,28 @@ def get_default_session() -> Any:
     return SESSIONS.items[-1] if SESSIONS.items else None
 
 
-def current_session(call: str) -> Session:
-    """Return the default session for a call that was given none.
+def chosen_session(session: Session | None, call: str) -> Session:
+    """Return the session that a call was given, or else the default session.
 
     Raises:
-        ValueError: there is none.
+        UnsupportedTypeError: it is something else.
+        ValueError: there is no default session.
     """
-    session: Session | None = get_default_session()
+    session = _given_or_default(session, call)
     if session is None:
         raise ValueError(
             f"{call}: No default session is registered. Use `with sess.as_default()` or pass an "
             "explicit session"
         )
+    return session
+
+
+def _given_or_default(session: Session | None, call: str) -> Session | None:
+    if session is None:
+        default: Session | None = get_default_session()
+        return default
+    if not callable(getattr(session, "run", None)):
+        raise UnsupportedTypeError(f"{call}: session must be a Session, got {session!r}")
     return session
 
 
@@ -499,7 +512,7 @@ def evaluate(
     call: str,
 ) -> Any:
     """Run a tensor (`call` is "eval") or an operation ("run") in a session, or the default one."""
-    chosen: Session | None = session or get_default_session()
+    chosen = _given_or_default(session, call)
     if chosen is None:
         action = "evaluate tensor" if call == "eval" else "execute operation"
         raise ValueError(

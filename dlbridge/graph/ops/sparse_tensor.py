@@ -9,7 +9,7 @@ from dlbridge.graph.core.default_graph import apply, convert_to_tensor, get_defa
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.inference import constant_dims, constant_value
 from dlbridge.graph.core.operation import Operation, Tensor
-from dlbridge.graph.core.scopes import current_session
+from dlbridge.graph.core.scopes import chosen_session
 from dlbridge.graph.session import feeds, fetches
 from dlbridge.proto.datatypes import DataType, int64
 from dlbridge.shape import TensorShape, as_shape
@@ -129,7 +129,7 @@ class SparseTensor(_Sparse):
 
     def eval(self, feed_dict: dict[Any, Any] | None = None, session: Any = None) -> Any:
         """Return its SparseTensorValue in `session`, or in the default session."""
-        return (session or current_session("SparseTensor.eval")).run(self, feed_dict)
+        return chosen_session(session, "SparseTensor.eval").run(self, feed_dict)
 
     def __repr__(self) -> str:
         return (

@@ -22,7 +22,7 @@ from dlbridge.errors import (
 from dlbridge.execution.backend import to_numpy
 from dlbridge.execution.errors import ResourceExhaustedError
 from dlbridge.graph.core import values
-from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.core.graph import Graph, element
 from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.proto.datatypes import DataType, resource, variant
 from dlbridge.shape import as_shape
@@ -139,7 +139,7 @@ def _split_tuple(value: Any) -> Sequence[Any]:
 
 def _tensor(graph: Graph, key: Any) -> Tensor:
     try:
-        found = graph.as_graph_element(key, allow_operation=False)
+        found = element(graph, key, allow_operation=False)
     except not_from_handler(TypeError, ValueError, KeyError) as error:
         text = error.args[0] if error.args else error
         raise TypeError(f"Cannot interpret feed_dict key as Tensor: {text}") from None

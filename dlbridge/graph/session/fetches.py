@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from dlbridge.graph.core.graph import Graph
+from dlbridge.graph.core.graph import Graph, element
 from dlbridge.graph.core.operation import Operation, Tensor
 from dlbridge.signals import not_from_handler
 
@@ -104,7 +104,7 @@ def _nothing(_values: Any) -> None:
 
 def _element(graph: Graph, fetch: Any) -> Any:
     try:
-        found = graph.as_graph_element(fetch)
+        found = element(graph, fetch)
     except not_from_handler(TypeError) as error:
         hint = " None cannot be fetched." if fetch is None else ""
         raise TypeError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import time_ns
 from typing import Any, Self
 
-from dlbridge.calls import check_flag, with_advice, without_advice
+from dlbridge.calls import check_flag, named, without_advice
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange.adapter import target as adapter_of
 from dlbridge.exchange.context import receipts as recording
@@ -95,7 +95,6 @@ Fetch = Any
 Feed = Mapping[Any, Any]
 
 
-@with_advice
 class BaseSession(NonCopyable):
     """The base class of `Session` and `InteractiveSession`.
 
@@ -327,11 +326,12 @@ class BaseSession(NonCopyable):
             self._forget()
             raise RuntimeError("Attempted to use a closed Session.")
 
-    def _make(self, fetch: Any, keys: tuple[Any, ...], to: str, copy: bool) -> Any:
+    @named("Session.run")
+    def _make(self, fetches: Any, keys: tuple[Any, ...], to: str, copy: bool) -> Any:
         if copy not in (True, False):
             raise ArgumentError(f"Session.run: copy must be True or False, got {copy!r}")
         make = Runner if self._cluster is None else self._cluster.runner
-        return make(self._graph, self._runtime, fetch, keys, to, copy)
+        return make(self._graph, self._runtime, fetches, keys, to, copy)
 
     def state_of(self, variable: Any) -> VariableState:
         """Return the state that a variable of the graph has in this session.

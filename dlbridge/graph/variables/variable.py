@@ -25,7 +25,7 @@ from dlbridge.graph.core.default_graph import (
 )
 from dlbridge.graph.core.graph import Graph
 from dlbridge.graph.core.operation import Operation, OperatorNotAllowedInGraphError, Tensor
-from dlbridge.graph.core.scopes import Session, current_session
+from dlbridge.graph.core.scopes import Session, chosen_session
 from dlbridge.graph.ops.basic import group, no_op
 from dlbridge.graph.ops.indexing import boolean_mask
 from dlbridge.graph.ops.joining import stack
@@ -398,7 +398,7 @@ class Variable:
             ValueError: there is no session; another shape.
         """
         feeds = {self.initializer.inputs[1]: value}
-        (session or current_session("Variable.load")).run(self.initializer, feeds)
+        chosen_session(session, "Variable.load").run(self.initializer, feeds)
 
     def share(self, array: Any, session: Session | None = None) -> None:
         """Let the variable use the memory of `array` as its state in a session.
@@ -426,7 +426,7 @@ class Variable:
             ...     print(session.run(v.assign_add([1.0, 1.0])), weights)
             [6. 1.] [6. 1.]
         """
-        (session or current_session("Variable.share")).state_of(self).share(array)
+        chosen_session(session, "Variable.share").state_of(self).share(array)
 
     def state(self, session: Session | None = None, to: str = "numpy") -> Any:
         """Return the state in a session as an array of a framework, over the same memory.
@@ -442,7 +442,7 @@ class Variable:
         Raises:
             FailedPreconditionError: nothing was assigned yet.
         """
-        return (session or current_session("Variable.state")).state_of(self).read(to)
+        return chosen_session(session, "Variable.state").state_of(self).read(to)
 
     # ---- Python ----
 
