@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -352,6 +353,13 @@ class Framework:
         A copy of `x` stays there if the policy names no device.
         """
         return None
+
+    def device_scope(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Return what makes this thread's device for new arrays that of another thread.
+
+        The other one enters it: each thread has a setting of its own.
+        """
+        return nullcontext
 
     def entry(self, tensor: native.TensorBase | None) -> str:
         """Return the name of the function by which `give` enters, or "" where it enters none.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import atexit
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from operator import index
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread, get_ident
@@ -62,8 +63,9 @@ def stream(
 
     Args:
         iterable: makes the batches, trees as of `convert_tree`; `iter` is called here, what follows
-            in the thread, with the present context variables. Settings that a framework keeps for
-            each thread, such as `jax.enable_x64()` in a `with` block, do not hold there.
+            in the thread, with the present context variables and the present device for new
+            arrays, of `jax.default_device` or `tf.device`. Other settings that a framework keeps
+            for each thread, such as `jax.enable_x64()` in a `with` block, do not hold there.
         to: the framework, as of `convert`.
         prefetch: how many batches are made ahead at most, at least 1.
         fresh: True if each batch has memory of its own that nobody writes again: it is then shared
@@ -94,7 +96,8 @@ def stream(
     iterator = _iterator_of(iterable)
     if fresh is None and _gives_new_memory(iterable):
         fresh = True
-    conversion = _Conversion(protocol.describe(iterable), to, fresh, unknown, policies)
+    scope = framework.device_scope()
+    conversion = _Conversion(protocol.describe(iterable), to, fresh, unknown, policies, scope)
     return Stream(framework.name, iterator, conversion, ahead)
 
 
@@ -435,7 +438,8 @@ def _work(feed: _Feed, iterator: Iterator[Any], conversion: _Conversion) -> None
     """Make batches until there are no more, or no more are wanted."""
     error = None
     try:
-        _make_all(feed, iterator, conversion)
+        with conversion.scope():
+            _make_all(feed, iterator, conversion)
     except BaseException as raised:  # noqa: BLE001  (the consumer raises it)
         error = raised
     try:
@@ -508,9 +512,10 @@ class _Conversion:
         maker: the class of the iterable, for texts.
         is_fresh: whether the memory of the batches is not written again; None: it depends on what
             is in the batch.
+        scope: makes the context of the thread.
     """
 
-    __slots__ = ("is_fresh", "maker", "policies", "to", "unknown")
+    __slots__ = ("is_fresh", "maker", "policies", "scope", "to", "unknown")
 
     def __init__(
         self,
@@ -519,8 +524,10 @@ class _Conversion:
         is_fresh: bool | None,
         unknown: Literal["refuse", "keep"],
         policies: Policies,
+        scope: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.maker = maker
+        self.scope = scope
         self.to = to
         self.is_fresh = is_fresh
         self.unknown = unknown

@@ -543,6 +543,11 @@ def _refuse_leaf(node: Any, path: str) -> NoReturn:
             f"{what}is a function that binds a tensor, which would stay as it is; give it the "
             f"tensor as an argument, or {keep}"
         )
+    if isinstance(node, (set, frozenset, *_PLAIN)) and _has_tensors_beside(node):
+        raise UnsupportedTypeError(
+            f"{what}has a tensor in an attribute, which would stay as it is; put both into a "
+            f"dict or a dataclass, or {keep}"
+        )
     if isinstance(node, (set, frozenset)) and _holds_tensor(node):
         raise UnsupportedTypeError(
             f"{what}holds tensors, which have no order there; put a list in its place, or {keep}"
@@ -687,12 +692,19 @@ def _is_plain(x: Any) -> bool:
     if isinstance(x, _BOUND) and _is_tensor(x.__self__):
         return False
     if isinstance(x, (set, frozenset)):
-        return all(map(_is_plain, x))
+        return all(map(_is_plain, x)) and not _has_tensors_beside(x)
     if isinstance(x, (np.ndarray, np.generic)):
         return x.dtype.names is None
-    if isinstance(x, _PLAIN) or _is_description(x):
+    if isinstance(x, (*_FUNCTIONS, Enum)) or _is_description(x):
         return True
+    if isinstance(x, _PLAIN):
+        return not _has_tensors_beside(x)
     return _is_function(x) and not _holds_tensor(x)
+
+
+def _has_tensors_beside(x: object) -> bool:
+    """Return whether attributes of plain data, of a class of its own, are or hold tensors."""
+    return any(map(_holds_tensor, getattr(x, "__dict__", {}).values()))
 
 
 def _is_description(x: object) -> bool:

@@ -330,6 +330,8 @@ class _Language(NamedTuple):
 _MISTAKES = (
     "implicit-function-declaration", "implicit-int", "incompatible-pointer-types", "int-conversion"
 )  # fmt: skip
+# What computes garbage as well: a status that is not returned, numbers that nobody has set.
+_DOUBTS = ("-Wreturn-type", "-Wuninitialized", "-Wformat")
 _HEADERS = ("dlpack.h", "dlbridge_kernel.h", "dlbridge_onnxruntime.h")
 _C = _Language(
     "compile_c",
@@ -337,7 +339,10 @@ _C = _Language(
     "C",
     "CC",
     ("cc", "gcc", "clang"),
-    ("-std=gnu11", "-O3", "-fPIC", "-shared", *[f"-Werror={mistake}" for mistake in _MISTAKES]),
+    (
+        *("-std=gnu11", "-O3", "-fPIC", "-shared", *_DOUBTS),
+        *[f"-Werror={mistake}" for mistake in _MISTAKES],
+    ),
     _HEADERS,
     "",
 )
@@ -347,7 +352,7 @@ _CPP = _Language(
     "C++",
     "CXX",
     ("c++", "g++", "clang++"),
-    ("-std=gnu++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-pthread"),
+    ("-std=gnu++17", "-O3", "-DNDEBUG", "-fPIC", "-shared", "-pthread", *_DOUBTS),
     (*_HEADERS, "dlbridge_kernel.hpp"),
     'extern "C" ',
 )
@@ -374,7 +379,8 @@ def compile_c(
 
     What GCC 14 refuses is refused with any compiler: functions and types that are not declared,
     pointers of another type, integers for pointers. `flags=["-Wno-error=int-conversion"]` and the
-    like turn an error into a warning again. Warnings of the compiler are warnings of Python.
+    like turn an error into a warning again. Warnings of the compiler are warnings of Python; it is
+    asked for those of a missing `return`, of variables that are not set and of formats.
 
     Args:
         source: the C text.

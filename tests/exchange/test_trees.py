@@ -683,6 +683,17 @@ def test_tensors_in_further_attributes_are_converted(kind: Any) -> None:
         assert made.table is made.__dict__["table"]
 
 
+@pytest.mark.parametrize("kind", [set, frozenset, int, str, bytes])
+def test_a_tensor_in_an_attribute_of_plain_data_is_refused(kind: type) -> None:
+    marked: Any = type("Marked", (kind,), {})()
+    marked.mask = {"nested": [leaf()]}
+    with pytest.raises(UnsupportedTypeError, match=r"Marked at \[0\] has a tensor in an attribute"):
+        convert_tree([marked], "dlbridge")
+    assert convert_tree([marked], "dlbridge", unknown="keep")[0] is marked
+    marked.mask = {"nested": [1]}
+    assert convert_tree([marked], "dlbridge")[0] is marked
+
+
 def test_an_attribute_may_refer_to_the_container_around() -> None:
     tree = Rich(child=Rich(x=leaf()))
     tree["child"].parent = tree

@@ -164,6 +164,23 @@ def test_warnings_of_the_compiler_are_shown(cache: Path) -> None:
     assert sorted(path.suffix for path in cache.iterdir()) == [".so", ".so", ".warnings"]
 
 
+DOUBTS = {
+    "-Wreturn-type": "if (count) return 0;",
+    "-Wuninitialized": "int x; return x;",
+    "-Wformat": 'char text[9]; return __builtin_snprintf(text, 9, "%s", 1);',
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+@pytest.mark.parametrize("language", ["c", "cpp"])
+def test_what_may_compute_garbage_is_warned_of_unasked(name: str, language: str) -> None:
+    linkage = 'extern "C" ' if language == "cpp" else ""
+    body = f"int f(void *context, DLTensor *args, int count) {{\n{DOUBTS[name]}\n}}\n"
+    with pytest.warns(UserWarning, match=name) as caught:
+        getattr(dlbridge, f"compile_{language}")(HEADER + linkage + body, "f")
+    assert "source.c" in str(caught[0].message)
+
+
 def test_a_function_that_nothing_defines_is_named_with_its_lines() -> None:
     source = (
         "/* dlb_get_bool\n */\nint dlb_get_bool(void *, int);\n"

@@ -55,6 +55,11 @@ JAX = """
                           values, shared and copy is None)
         with jax.default_device(third):
             check(dlbridge.convert_tree({"a": source}, "jax", **more)["a"], third, False, values)
+            batches = dlbridge.stream([source], "jax", **more)
+        check(next(batches), third, False, values)
+        with dlbridge.stream([source], "jax", device=third, **more) as batches:
+            check(next(batches), third, True, values)
+        with jax.default_device(third):
             check(dlbridge.to_jax(source, device=first, **more), first, True, values)
         with jax.default_device("cpu"):
             check(dlbridge.to_jax(source, **more), first, False, values)
@@ -154,6 +159,8 @@ TENSORFLOW = """
             check(dlbridge.to_tensorflow(source, copy=True), 2, shares=False)
             check(dlbridge.to_tensorflow(source, device="cpu:1"), 1)
             check(dlbridge.to_tensorflow(source, device="cpu:0"), 0)
+            batches = dlbridge.stream([source], "tensorflow")
+        check(next(batches), 2, shares=False)
     with tf.device("/CPU:1"):
         there = tf.identity(x.numpy())
     for policies in ({"copy": True}, {"dtype": "float16"}):

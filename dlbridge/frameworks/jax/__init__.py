@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -291,6 +293,11 @@ class Jax(Framework):
         if device is None or device.platform != "cpu":
             return None
         return device if x.committed or device != _default_device() else None
+
+    def device_scope(self) -> Callable[[], AbstractContextManager[Any]]:
+        jax = sys.modules.get(self.module)
+        device = None if jax is None else jax.config.jax_default_device
+        return nullcontext if jax is None or device is None else partial(jax.default_device, device)
 
     def constructs(self, name: str) -> bool:
         return _constructs(name)

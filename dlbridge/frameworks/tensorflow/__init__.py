@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -249,6 +251,11 @@ class TensorFlow(Framework):
                 "tf.config.set_logical_device_configuration makes several",
             )
         return name
+
+    def device_scope(self) -> Callable[[], AbstractContextManager[Any]]:
+        tensorflow = sys.modules.get(self.module)
+        name = "" if tensorflow is None else _device_in_scope()
+        return partial(tensorflow.device, name) if tensorflow and name else nullcontext
 
     def place_of(self, x: Any) -> Any:
         if len(_cpus()) == 1 or _device_in_scope():
