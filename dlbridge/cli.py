@@ -21,12 +21,13 @@ import argparse
 import io
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlbridge import frameworks, registry
 from dlbridge._core import lib
@@ -35,7 +36,7 @@ from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import is_capsule
 from dlbridge.files import write_file
 from dlbridge.terminal import Column, print_table, progress
-from dlbridge.text import escape_controls
+from dlbridge.text import did_you_mean, escape_controls
 
 if TYPE_CHECKING:
     from dlbridge.check import Report
@@ -64,9 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests the nearest of the words that an argument may be."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the refusal and leave the process."""
+        found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message)
+        nearest = did_you_mean(found[1], re.findall(r"[\w-]+", found[2])) if found else ""
+        super().error(f"{message}{nearest}")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser, which stores the function of the chosen command as `run`."""
-    parser = argparse.ArgumentParser(prog="dlbridge", description="Exchange tensors by DLPack.")
+    parser = _Parser(prog="dlbridge", description="Exchange tensors by DLPack.")
     text = "print the versions of dlbridge and of DLPack"
     parser.add_argument(
         "--version", action="store_const", dest="run", const=show_version, help=text
@@ -104,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_explain(commands: argparse._SubParsersAction[_Parser]) -> None:
     """Add the command `explain`."""
     status = "1 if the exchange is refused, 2 if there is nothing to explain, else 0"
     text = "say whether an exchange would share or copy, or why it is refused"
@@ -121,7 +132,7 @@ def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     plan.add_argument("--json", action="store_true", help="as JSON")
 
 
-def add_libraries(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_libraries(commands: argparse._SubParsersAction[_Parser]) -> None:
     """Add the commands for kernel libraries: `config`, `new-kernel-library`, `kernels`, `stubs`."""
     text = "print what a compiler needs for dlbridge_kernel.h"
     settings = add(commands, "config", show_config, text)
@@ -151,7 +162,7 @@ def add_libraries(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     typed.add_argument("--frameworks", metavar="NAMES", help="numpy,torch; default: all")
 
 
-def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_matrix(commands: argparse._SubParsersAction[_Parser]) -> None:
     """Add the command `matrix`."""
     pairs = add(
         commands,
@@ -174,7 +185,7 @@ def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[_Parser],
     name: str,
     run: Callable[[argparse.Namespace], int],
     text: str,
@@ -187,7 +198,7 @@ def add(
     return parser
 
 
-def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     """Add the command `check`."""
     judge = add(
         commands,
@@ -606,6 +617,9 @@ def show_matrix(options: argparse.Namespace) -> int:
     names = None if options.frameworks is None else options.frameworks.split(",")
     if not can_write("matrix", options.html):
         return 2
+    hint = "" if options.quick else "; --quick takes the most telling tensors only"
+    said = f"Exchanging tensors between all frameworks: this may take minutes{hint} …"
+    print(said, file=sys.stderr, flush=True)
     try:
         with progress("exchanges") as advance:
             found = matrix(

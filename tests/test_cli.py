@@ -183,6 +183,8 @@ def test_a_refusal_is_explained_with_status_1(
         (["numpy:zeros(3)", "--to", "numpy", "--policy", "readonly"], "NAME=VALUE"),
         (["numpy", "--to", "numpy"], "MODULE:EXPRESSION is needed, such as 'numpy:zeros(3)'"),
         (["numpy.zeros(3)[::-1]", "--to", "numpy"], "such as 'numpy:zeros(3)[::-1]', got "),
+        (["numpy:zeroes(3)", "--to", "numpy"], "numpy has no name 'zeroes'; did you mean 'zeros'?"),
+        (["nump:zeros(3)", "--to", "numpy"], "No module named 'nump'"),
     ],
 )
 def test_a_wrong_call_of_explain_is_one_line_and_status_2(
@@ -192,6 +194,17 @@ def test_a_wrong_call_of_explain_is_one_line_and_status_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("dlbridge explain")
     assert text in line
+
+
+def test_a_module_may_be_named_as_programs_import_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "np:zeros(3)", "--to", "np"]) == 0
+    assert "numpy -> numpy: shared" in capsys.readouterr().out
+
+
+def test_a_misspelt_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["docter"])
+    assert capsys.readouterr().err.endswith("did you mean 'doctor'?\n")
 
 
 def test_errors_about_other_files_are_not_taken_for_the_output(

@@ -21,15 +21,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.util import find_spec
+from types import TracebackType
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from dlbridge import registry
 from dlbridge.calls import public, words
 from dlbridge.check.processes import describe_end, environment
 from dlbridge.check.rules import BrokenError, NotApplicableError, Rule, Side, rules
 from dlbridge.errors import ArgumentError
 from dlbridge.files import write_file
-from dlbridge.text import escape_controls
+from dlbridge.signals import not_from_handler
+from dlbridge.text import did_you_mean, escape_controls
 
 SEVERITIES = ("must", "should", "hazard")
 _STYLE = (
@@ -258,17 +262,44 @@ def check_consumer(
 
 
 def resolve(text: str) -> Any:
-    """Return the value of MODULE:EXPRESSION.
+    """Return the value of MODULE:EXPRESSION; "np", "jnp", "tf" and so on are modules as well.
 
     Raises:
-        ArgumentError: the text has another form.
+        ArgumentError: the text has another form, or the module lacks a name.
     """
     module, colon, expression = text.partition(":")
     if not (re.fullmatch(r"[\w.]+", module) and colon and expression):
         root, _, rest = text.partition(".")
         meant = f"{root}:{rest}" if root.isidentifier() and rest else "numpy:zeros(3)"
         raise ArgumentError(f"MODULE:EXPRESSION is needed, such as {meant!r}, got {text!r}")
-    return eval(expression, vars(import_module(module)))  # noqa: S307  (the user's own)
+    home = import_module(_module_of(module))
+    try:
+        return eval(expression, vars(home))  # noqa: S307  (the user's own)
+    except not_from_handler(NameError) as error:
+        if error.__traceback__ is not None and _depth(error.__traceback__) > _EVALUATED:
+            raise  # of what is called there
+        nearest = did_you_mean(error.name, dir(home))
+        raise ArgumentError(f"{home.__name__} has no name {error.name!r}{nearest}") from None
+
+
+_EVALUATED = 2  # frames: `resolve` and the expression
+
+
+def _depth(traceback: TracebackType | None) -> int:
+    return 0 if traceback is None else 1 + _depth(traceback.tb_next)
+
+
+def _module_of(name: str) -> str:
+    """Return the module that a program may have imported as `name`; any other as it is."""
+    if find_spec(name.partition(".")[0]) is not None:
+        return name
+    if name == "jnp":
+        return "jax.numpy"
+    for row in registry.rows():
+        expressions = registry.adapter(row.name).expressions
+        if expressions is not None and name in expressions.modules:
+            return str(expressions.modules[name])
+    return name
 
 
 def _name_of(peer: Callable[..., Any] | str, call: str) -> str:

@@ -215,7 +215,7 @@ def inspect(x: object, /) -> Inspection:
         x: a capsule, a tensor of any framework, or a type with a C exchange table.
 
     Raises:
-        UnsupportedTypeError: `x` speaks no DLPack.
+        UnsupportedTypeError: `x` has no DLPack interface.
 
     Example:
         >>> import numpy, dlbridge
@@ -237,7 +237,7 @@ def inspect(x: object, /) -> Inspection:
     export = getattr(x, "__dlpack__", None)
     if isinstance(x, type) or (export is None and table is None):
         raise UnsupportedTypeError(
-            f"inspect: {protocol.describe(x)} speaks no DLPack: it is not a capsule and has "
+            f"inspect: {protocol.describe(x)} has no DLPack interface: it is not a capsule and has "
             f"neither __dlpack__ nor {protocol.TABLE}{protocol.advise(x)}"
         )
     if export is None:

@@ -52,7 +52,7 @@ def _check_name(name: str) -> None:
         proposed = re.sub(r"\W+", "_", name.lower(), flags=re.ASCII).strip("_")
         advice = f"; {proposed!r} could be one" if proposed.isidentifier() else ""
         raise ArgumentError(
-            "new-kernel-library: the name is that of a package of Python too, in lower case: got "
+            "new-kernel-library: the name must also be one of a Python package, in lower case: got "
             f"{name!r}{advice}"
         )
     if iskeyword(name) or name in sys.stdlib_module_names or name in ("dlbridge", "test", "tests"):
