@@ -253,7 +253,7 @@ load = FirstUse()
 
 _SPECS: dict[tuple[str, str | None], Spec] = {}
 _ORIGINS: dict[tuple[str, str | None], registry.Origin] = {}
-_LACKING: dict[tuple[str | None, str], frozenset[DataType]] = {}
+_STORED: dict[str, frozenset[DataType]] = {}
 _MOVING: dict[str, frozenset[str]] = {}
 _loaders: list[Callable[[str], None]] = []
 _frameworks: dict[str, FirstUse] = {}
@@ -297,13 +297,6 @@ SAME_UFUNC = "same"
 """Of a framework's kernel: the ufunc is that of the kernel for all, which may come later."""
 
 
-def lacks(framework: str, dtypes: Iterable[DataType], types: Iterable[str]) -> None:
-    """Say that a framework lacks some op types in some dtypes: such nodes run in NumPy."""
-    for name in types:
-        known = _LACKING.get((name, framework), frozenset())
-        _LACKING[name, framework] = known | frozenset(dtypes)
-
-
 def only_stores(framework: str, dtypes: Iterable[DataType], moving: Iterable[str]) -> None:
     """Say that a framework does not compute in some dtypes: nodes with one run in NumPy.
 
@@ -312,17 +305,15 @@ def only_stores(framework: str, dtypes: Iterable[DataType], moving: Iterable[str
         dtypes: those that it only stores.
         moving: op types that it has nevertheless: they move or copy elements as they are.
     """
-    _LACKING[None, framework] = frozenset(dtypes)
+    _STORED[framework] = frozenset(dtypes)
     _MOVING[framework] = frozenset(moving)
 
 
 def _is_lacking(node: Node, framework: str) -> bool:
     """Return whether a framework lacks the op type of a node in one of its dtypes."""
-    lacking = _LACKING.get((node.type, framework), frozenset())
-    stored = _LACKING.get((None, framework))
-    if stored and node.type not in _MOVING[framework] and (node.type, None) in _SPECS:
-        lacking |= stored
-    return bool(lacking) and not lacking.isdisjoint(_dtypes(node))
+    if node.type in _MOVING[framework] or (node.type, None) not in _SPECS:
+        return False
+    return not _STORED[framework].isdisjoint(_dtypes(node))
 
 
 def _dtypes(node: Node) -> Iterator[DataType]:

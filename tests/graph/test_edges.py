@@ -215,6 +215,25 @@ def test_the_greatest_and_the_least_of_nan_are_nan_wherever_it_stands(
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("place", range(3))
+def test_nan_comes_last_in_top_k_wherever_it_stands(place: int, framework: str) -> None:
+    x = np.insert(f32([1, -5]), place, NAN).astype(np.float32)
+    values, indices = computed("TopKV2", [x, np.int32(3)], framework, sorted=True)
+    assert_equal(values, f32([1, -5, NAN]))
+    assert indices[2] == place
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_one_nan_or_infinity_makes_nan_of_its_row_in_a_softmax(
+    value: float, framework: str
+) -> None:
+    x = f32([[1, value, 2], [3, 3, -INF]]).reshape(2, 3)
+    (found,) = computed("Softmax", [x], framework)
+    assert_equal(found, f32([[NAN, NAN, NAN], [0.5, 0.5, 0]]).reshape(2, 3))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_squares_of_integers_do_not_overflow_in_a_norm(framework: str) -> None:
     (found,) = computed("EuclideanNorm", [i32(2**20, 2**20), i32(0)], framework)
     assert (found, found.dtype) == (1482910, np.int32)
@@ -306,10 +325,13 @@ def test_the_diagonal_of_a_matrix_without_rows_is_set(framework: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_complex_numbers_are_clipped_in_lexicographic_order(framework: str) -> None:
-    x = np.array([1 + 2j, 3, -1, 0.5 - 1j], np.complex64)
-    (found,) = computed("ClipByValue", [x, np.complex64(0), np.complex64(1)], framework)
-    assert found.tolist() == [1, 1, 0, 0.5 - 1j]
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_numbers_are_clipped_part_by_part(dtype: str, framework: str) -> None:
+    x = np.array([1 + 2j, 3, -5 - 5j, complex(NAN, 0.5), INF], dtype)
+    low, high = np.array(-1j, dtype), np.array(2 + 1j, dtype)
+    (found,) = computed("ClipByValue", [x, low, high], framework)
+    assert_equal(found, np.array([1 + 1j, 2, -1j, complex(NAN, 0.5), 2], dtype))
+    assert found.dtype == dtype
 
 
 UNSIGNED: dict[str, Callable[[Any], Any]] = {

@@ -181,9 +181,16 @@ def add_n(node: Node, context: Context) -> Function:
 
 
 @kernel("ClipByValue")
-def clip(node: Node, context: Context) -> Function:
-    """The lower bound wins where bounds cross; NaN stays."""
+def clip(node: Node, context: Context, combine: Function | None = None) -> Function:
+    """The lower bound wins where bounds cross; NaN stays.
+
+    Args:
+        combine: makes complex numbers of their parts, which are clipped one by one.
+    """
     xp = context.xp
+
+    def bounded(x: Any, low: Any, high: Any) -> Any:
+        return xp.maximum(xp.minimum(x, high), low)
 
     def clipped(x: Any, low: Any, high: Any) -> Any:
         for bound in (low, high):
@@ -193,7 +200,9 @@ def clip(node: Node, context: Context) -> Function:
                     f"or a scalar: {list(x.shape)} and {list(bound.shape)}",
                     node,
                 )
-        return xp.maximum(xp.minimum(x, high), low)
+        if combine is None:
+            return bounded(x, low, high)
+        return combine(*[bounded(part(x), part(low), part(high)) for part in (xp.real, xp.imag)])
 
     return clipped
 

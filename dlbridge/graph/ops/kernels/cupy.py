@@ -11,8 +11,16 @@ from importlib import import_module
 from typing import Any
 
 from dlbridge.execution.registry import Context, Node, kernel
-from dlbridge.graph.ops.kernels import Function, caster, element, in_wider, require_part_dtype
+from dlbridge.graph.ops.kernels import (
+    Function,
+    arithmetic,
+    caster,
+    element,
+    in_wider,
+    require_part_dtype,
+)
 from dlbridge.graph.ops.kernels.reduce import logsumexp_scan
+from dlbridge.proto.datatypes import DataType
 
 # Op type -> its name in `cupyx.scipy.special`
 _SPECIAL = {
@@ -42,7 +50,11 @@ for _type, _name in _SPECIAL.items():
 def complex_(node: Node, context: Context) -> Function:
     """The parts are set one by one: arithmetic would make NaN of infinite ones."""
     require_part_dtype(node)
-    xp, kind = context.xp, context.dtype(node.output_types[0])
+    return _combiner(context, node.output_types[0])
+
+
+def _combiner(context: Context, data_type: DataType) -> Function:
+    xp, kind = context.xp, context.dtype(data_type)
 
     def combine(real: Any, imag: Any) -> Any:
         out = xp.empty(xp.broadcast_shapes(real.shape, imag.shape), dtype=kind)
@@ -51,6 +63,12 @@ def complex_(node: Node, context: Context) -> Function:
         return out
 
     return combine
+
+
+@kernel("ClipByValue", framework="cupy")
+def clip(node: Node, context: Context) -> Function:
+    kind = element(node)
+    return arithmetic.clip(node, context, _combiner(context, kind) if kind.is_complex else None)
 
 
 @kernel("Cholesky", framework="cupy")

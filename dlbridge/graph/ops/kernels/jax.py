@@ -12,6 +12,7 @@ from jax import lax
 from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import (
     Function,
+    arithmetic,
     convolution,
     element,
     in_wider,
@@ -43,6 +44,11 @@ def complex_(node: Node, context: Context) -> Function:
     """The parts are put together: arithmetic would make NaN of infinite ones."""
     require_part_dtype(node)
     return lambda real, imag: lax.complex(*jnp.broadcast_arrays(real, imag))
+
+
+@kernel("ClipByValue", framework="jax")
+def clip(node: Node, context: Context) -> Function:
+    return arithmetic.clip(node, context, lax.complex if element(node).is_complex else None)
 
 
 @kernel("Pow", framework="jax")

@@ -18,6 +18,7 @@ from dlbridge.execution.registry import Context, Node, kernel
 from dlbridge.graph.ops.kernels import (
     Array,
     Function,
+    arithmetic,
     axes_of,
     convolution,
     element,
@@ -42,14 +43,22 @@ from dlbridge.signals import not_from_handler
 def complex_(node: Node, context: Context) -> Function:
     """The parts are set one by one: arithmetic would make NaN of infinite ones."""
     require_part_dtype(node)
-    kind = node.output_types[0].numpy
+    return _combiner(node.output_types[0])
 
+
+def _combiner(kind: DataType) -> Function:
     def combine(real: Array, imag: Array) -> Array:
-        out = np.empty(np.broadcast_shapes(np.shape(real), np.shape(imag)), kind)
+        out = np.empty(np.broadcast_shapes(np.shape(real), np.shape(imag)), kind.numpy)
         out.real, out.imag = real, imag
         return out
 
     return combine
+
+
+@kernel("ClipByValue", framework="numpy")
+def clip(node: Node, context: Context) -> Function:
+    kind = element(node)
+    return arithmetic.clip(node, context, _combiner(kind) if kind.is_complex else None)
 
 
 @kernel("Relu", framework="numpy")

@@ -167,7 +167,7 @@ def _comparable(context: Context, kind: DataType, name: str) -> Function:
 @kernel("TopKV2", host=(1,))
 @kernel("TopK")
 def largest(node: Node, context: Context) -> Function:
-    """The k largest of each row in falling order, and where they were; NaN comes last."""
+    """The k largest of each row in falling order, and where they were; NaN counts as -infinity."""
     xp = context.xp
     comparable = _comparable(context, element(node), "Max")
     result = caster(context, node.output_types[1])

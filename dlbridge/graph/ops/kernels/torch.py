@@ -9,9 +9,10 @@ import torch
 from torch.nn import functional
 
 from dlbridge.execution.errors import InvalidArgumentError
-from dlbridge.execution.registry import Context, Node, kernel, lacks, only_stores
+from dlbridge.execution.registry import Context, Node, kernel, only_stores
 from dlbridge.graph.ops.kernels import (
     Function,
+    arithmetic,
     array,
     convolution,
     element,
@@ -25,7 +26,7 @@ from dlbridge.graph.ops.kernels.linear import contraction
 from dlbridge.graph.ops.kernels.reduce import logsumexp_scan
 from dlbridge.graph.ops.kernels.slicing import selector
 from dlbridge.graph.ops.windows import Axis
-from dlbridge.proto.datatypes import complex64, complex128, uint16, uint32, uint64
+from dlbridge.proto.datatypes import uint16, uint32, uint64
 
 _FUNCTIONS = {
     "Add": torch.add,
@@ -107,7 +108,6 @@ only_stores(
         "CollectiveBcastSendV2", "CollectiveGather", "CollectiveGatherV2",
     ],
 )  # fmt: skip
-lacks("torch", (complex64, complex128), ["ClipByValue"])
 
 
 # ---- element-wise functions ----------------------------------------------------------------------
@@ -126,6 +126,11 @@ def complex_(node: Node, context: Context) -> Function:
     """PyTorch does not broadcast the parts."""
     require_part_dtype(node)
     return lambda real, imag: torch.complex(*torch.broadcast_tensors(real, imag))
+
+
+@kernel("ClipByValue", framework="torch")
+def clip(node: Node, context: Context) -> Function:
+    return arithmetic.clip(node, context, torch.complex if element(node).is_complex else None)
 
 
 @kernel("Sign", framework="torch")
