@@ -268,6 +268,8 @@ if not TYPE_CHECKING:  # a name that is not there is an error for type checkers
             named = f"to_{_registry.canonical_name(name[3:])}" if name.startswith("to_") else name
             known = named != name and hasattr(_conversions, named)
             nearest = did_you_mean(named if known else name, __dir__())
+            if name in ("cuda", "graph", "mpi", "proto", "testing"):
+                nearest = f"; import dlbridge.{name} first"
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest}")
         value = getattr(module, name)
         globals()[name] = value

@@ -499,6 +499,7 @@ _ADVICE_BY_KIND = {
     "S": "encode the text as numbers first",
     "T": "encode the text as numbers first",
     "U": "encode the text as numbers first",
+    "V": 'pass its bytes, x.view("uint8")',
     "c": 'cast it with x.astype("complex128")',
     "f": 'cast it with x.astype("float64")',
     "m": 'pass the count of its units, x.view("int64")',

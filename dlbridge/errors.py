@@ -104,7 +104,8 @@ class DLBridgeError(Exception):
 class ExchangeError(DLBridgeError, BufferError):
     """A tensor cannot go from this producer to this consumer; `reason` is a key of `REASONS`.
 
-    The text ends with the reason in brackets, to search for: docs/errors.md has a part about each.
+    The text ends with the reason in brackets, to search for: "Errors and reasons" in the
+    documentation has a part about each.
 
     Example:
         >>> str(ExchangeError("strides", "to_torch: torch has no negative strides"))
@@ -162,6 +163,7 @@ class FrameworkMissingError(DLBridgeError, ImportError):
     """The framework asked for by name cannot be imported here, or finds no device to run on."""
 
     reason = "missing"
+    __str__ = Exception.__str__  # ImportError's shows no call that has named itself since
 
 
 class AllocationError(DLBridgeError, MemoryError):

@@ -284,7 +284,7 @@ def _judge(
         if way == "own" and outcome != "absent":
             sides = zip((source, target), ROLES, strict=True)
             for name, row in ((side[0], row) for side in sides for row in signs[side]):
-                text = f"{name} {row.defect} (line {row.fact} of docs/peers.md)"
+                text = f"{name} {row.defect} (fact {row.fact} of the documentation)"
                 if _applies(row, case, traits):
                     expected.add(text)
                     if row.sign and row.sign.outcome == outcome:

@@ -269,7 +269,7 @@ def missing(module: str, name: str, there: list[str]) -> AttributeError:
         purpose = _PURPOSE_OF.get(name) or MODULES.get(module)
         text += (
             f": graphs of dlbridge have {f'no {purpose}' if purpose else 'none'}, unlike "
-            'TensorFlow\'s; see "What it does not do" in docs/graph.md'
+            'TensorFlow\'s; see "What it does not do" on the page "Graphs" of the documentation'
         )
     else:
         text += did_you_mean(name, there)

@@ -156,10 +156,10 @@ def test_defects_of_a_made_up_framework_are_found(planted: Path) -> None:
 def _check_known(found: Matrix) -> None:
     """Rows of known defects explain cells; the others are news, and the exit status says so."""
     cell = cell_of(found, "planted", "own", plain("int16"))
-    assert cell.known == "planted aborts on int16 (line 1 of docs/peers.md)"
+    assert cell.known == "planted aborts on int16 (fact 1 of the documentation)"
     assert {each.known for each in found.defects if each.outcome == "wrong"} == {""}
     assert found.is_broken
-    assert [*found.not_seen] == ["planted has no float64 (line 2 of docs/peers.md)"]
+    assert [*found.not_seen] == ["planted has no float64 (fact 2 of the documentation)"]
     known = [each.known != "" for each in found.defects]
     assert known == sorted(known), "new defects stand first"
 

@@ -59,6 +59,7 @@ NOT_TENSORS: dict[str, tuple[Any, str, str, str]] = {
     "durations": (np.array([1], "m8[s]"), "dtype", "m8[s]", 'x.view("int64")'),
     "long double": (np.array([1], "g"), "dtype", "float128", 'x.astype("float64")'),
     "long complex": (np.array([1], "G"), "dtype", "complex256", 'x.astype("complex128")'),
+    "void": (np.zeros(2, "V4"), "dtype", "V4", 'x.view("uint8")'),
     "records": (RECORDS, "dtype", "'a'", "x['a']"),
     "masked": (np.ma.masked_array([1, 2], [0, 1]), "masked", "MaskedArray", "x.filled(value)"),
     "refusing": (Refusing(), "producer", "BufferError: not today", "refuses to export"),

@@ -344,6 +344,29 @@ def test_mistakes_of_the_first_hour_are_answered_with_advice(
     assert advice in str(caught.value)
 
 
+def test_a_framework_that_is_missing_is_reported_by_the_call_that_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for call, ask in {
+        "wrap": lambda: dlbridge.wrap(np.negative, SCHEMA, abi="python:cupy"),
+        "convert_tree": lambda: dlbridge.convert_tree([X], "cupy"),
+        "to_cupy": lambda: dlbridge.to_cupy(X),
+        "Session": lambda: tf.Session(framework="cupy"),
+    }.items():
+        with pytest.raises(dlbridge.FrameworkMissingError) as caught:
+            ask()
+        text = str(caught.value)
+        assert text.startswith(f"{call}: ")
+        assert "pip install 'dlbridge[cupy]'" in text
+
+
+def test_a_module_that_was_not_imported_is_called_that() -> None:
+    find: Any = vars(dlbridge)["__getattr__"]
+    with pytest.raises(AttributeError, match=r"no attribute 'mpi'; import dlbridge\.mpi first$"):
+        find("mpi")
+
+
 @pytest.mark.parametrize("wrong", [None, -7, ["a"], object(), 1.5, {}])
 def test_the_name_of_a_framework_must_be_a_string(wrong: Any) -> None:
     for one in (dlbridge.float32, dlbridge.Device("cpu")):
