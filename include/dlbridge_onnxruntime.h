@@ -404,6 +404,10 @@ static inline void dlb_ort_advance(dlb_ort_reader *in) {
         at += 2;
     } else if (*at != 0 && strchr("()[],:=?!|*+-", *at) != NULL) {
         at += 1;
+    } else if (*at == '<') {
+        dlb_ort_refuse(in, "the kernel says the size of a result, and the runtime asks "
+                           "for the shapes of outputs before it runs");
+        return;
     } else if (*at != 0) {
         dlb_ort_refuse(in, "a character that means nothing there");
         return;

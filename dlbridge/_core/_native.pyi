@@ -263,6 +263,7 @@ class KernelBase:
         holds_below: int = 0,
         cost: tuple[tuple[str, int], ...] | None = None,
         counts: list[int] | None = None,
+        said_by: list[int] | None = None,
     ) -> Self:
         """`signature` is `Schema.encode()`, `arguments` is `Schema.encode_arguments()`, both None
         without a schema. A target is (device_type, convention, function, user): convention
@@ -274,7 +275,9 @@ class KernelBase:
         with streams, instead of the caller's. `holds_below`: calls on the CPU that cost less hold
         the GIL although `releases_gil`; `cost` is what they cost, steps over the names of the
         signature as in `Schema.encode()`, None for the bytes of their tensors. `counts`: of how
-        many tensors each argument and result is, with lists. Without targets, which only a
+        many tensors each argument and result is, with lists. `said_by`: for each result the
+        place of the result, an int64 without dimensions, in which the kernel writes its first
+        extent; -1 where that is known. Without targets, which only a
         kernel without a signature may lack, all calls are made by the hook `slow_call`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

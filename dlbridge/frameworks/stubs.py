@@ -76,7 +76,8 @@ def _parameters(schema: Schema, framework: str) -> str:
             parts.append("*")
             is_named = True
         parts.append(_parameter(each, tensor))
-    if schema.results and framework not in RETURNING and adapter.adapter(framework).writable:
+    has_out = schema.results and not schema.counts
+    if has_out and framework not in RETURNING and adapter.adapter(framework).writable:
         out = _several([_type(each, tensor) for each in schema.results])
         parts += [*([] if is_named else ["*"]), f"out: {out} | None = None"]
     return ", ".join(parts)

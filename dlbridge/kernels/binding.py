@@ -41,6 +41,7 @@ from dlbridge.kernels.schema import (
     Described,
     Schema,
     is_plain,
+    outside,
     refusal,
     type_name,
 )
@@ -79,6 +80,21 @@ class Binding:
 
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call a kernel that has a schema; all tensors of `arguments` are this framework's."""
+        results = self._compute(kernel, arguments)
+        if arguments.out is None:
+            like = _first(arguments)
+            return _unpack([self.give(result, like) for result in results])
+        for value in arguments.out:
+            self.wrote(value)
+        return _unpack(arguments.out)
+
+    def _compute(
+        self, kernel: Kernel, arguments: Arguments, kept: int = 0
+    ) -> list[native.TensorBase]:
+        """Run the kernel; return its results, in new memory or over `out`.
+
+        The framework may have no dtype for the last `kept` results: it is not given them.
+        """
         schema = kernel.schema
         assert schema is not None
         written = set(schema.mutated)
@@ -94,17 +110,13 @@ class Binding:
                 for index, value in enumerate(arguments.out)
             ]
         else:
-            like = next((each for each in arguments.tensors if each is not None), None)
-            results = self._new_results(kernel, tensors, arguments.scalars, like)
+            like = _first(arguments)
+            results = self._new_results(kernel, tensors, arguments.scalars, like, kept)
         kernel.run([*tensors, *results], arguments.scalars, source)
         for index in written:
             if arguments.tensors[index] is not None:
                 self.wrote(arguments.tensors[index])
-        if arguments.out is None:
-            return _unpack([self.give(result, like) for result in results])
-        for value in arguments.out:
-            self.wrote(value)
-        return _unpack(arguments.out)
+        return results
 
     def _new_results(
         self,
@@ -112,6 +124,7 @@ class Binding:
         tensors: list[native.TensorBase | None],
         scalars: list[Any],
         like: Any,
+        kept: int,
     ) -> list[native.TensorBase]:
         schema = kernel.schema
         assert schema is not None
@@ -124,8 +137,9 @@ class Binding:
         results = schema.results_of(schema.bind(described, scalars))
         made = []
         for index, (shape, dtype) in enumerate(results):
+            maker = self if index < len(results) - kept else _OWN
             try:
-                made.append(self.new(tuple(shape), dtype, device, like))
+                made.append(maker.new(tuple(shape), dtype, device, like))
             except ExchangeError as error:
                 name = schema.results[index].name
                 raise ExchangeError(
@@ -135,8 +149,43 @@ class Binding:
 
     def serve(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call a kernel on the stream that the framework works on now."""
-        with self.working(next((each for each in arguments.tensors if each is not None), None)):
+        with self.working(_first(arguments)):
             return self.call(kernel, arguments)
+
+    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call a kernel that says extents of its results; see `kernels.counted`."""
+        counted, like = kernel.counted, _first(arguments)
+        assert counted is not None
+        with self.working(like):
+            made = self._compute(counted.bounded, arguments, len(counted.schema.counts))
+            return _unpack([self.give(result, like) for result in counted.cut(made, _OWN)])
+
+    def call_bounded(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Do the same by a call of the kernel that has the bounds, whose results are cut."""
+        schema, counted = kernel.schema, kernel.counted
+        assert schema is not None
+        assert counted is not None
+        args, kwargs = schema.spell(arguments.tensors, arguments.scalars)
+        return _unpack(counted.cut(getattr(counted.bounded, self.name)(*args, **kwargs), self))
+
+    def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
+        """Return what a kernel said; here of a Tensor, in others of an array of the framework.
+
+        Args:
+            kernel: its name.
+            name: of the extent.
+            value: what it said, an i64[].
+            room: the bound.
+
+        Raises:
+            KernelError: it is negative or beyond the bound.
+        """
+        extent = int(exchange.convert(value, "numpy", device="cpu"))
+        return check_extent(kernel, name, extent, room)
+
+    def first_rows(self, value: Any, extent: Any) -> Any:
+        """Return the first rows of a result, over the same memory; the same of Tensors here."""
+        return value._view((extent, *value.shape[1:]), value.strides)
 
     def positional(self, kernel: Kernel) -> Callable[..., Any]:
         """Return what serves calls of a kernel without a schema, where values never change."""
@@ -200,7 +249,7 @@ class Binding:
                 "device", f"{self.name} has no memory for results on {device} here; pass out="
             )
         made = memory.empty(shape, dtype, device=device if on_gpu else "cpu")
-        reason = adapter.adapter(self.name).refusal(made)
+        reason = adapter.adapter(self.name).refusal(made) if self.name else None
         if reason is not None:
             refuse(reason, made, f"to_{self.name}")
         return made
@@ -217,6 +266,20 @@ class Binding:
         """Note that a kernel wrote into `value`."""
 
 
+_OWN = Binding()  # for memory that no framework is given
+
+
+def check_extent(kernel: str, name: str, extent: int, room: int) -> int:
+    """Return an extent that a kernel said.
+
+    Raises:
+        KernelError: it is negative or beyond the bound.
+    """
+    if 0 <= extent <= room:
+        return extent
+    raise outside(kernel, name, extent, room)
+
+
 def _builtin_text(kernel: Kernel) -> str:
     """Return the documentation of a builtin function, whose signature stands before it."""
     parameters = [
@@ -226,6 +289,11 @@ def _builtin_text(kernel: Kernel) -> str:
         parameters=parameters, return_annotation=inspect.Signature.empty
     )
     return f"{kernel.__name__}{signature}\n--\n\n{kernel.__doc__ or ''}"
+
+
+def _first(arguments: Arguments) -> Any:
+    """Return the first tensor argument; None without any."""
+    return next((each for each in arguments.tensors if each is not None), None)
 
 
 def _source(values: Iterable[Any]) -> str:
@@ -334,13 +402,15 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
         return _call_positional(kernel, framework, args, kwargs)
     if kernel.lists is not None:
         return kernel.lists.call(framework, args, kwargs)
+    if kernel.counted is not None:
+        return kernel.counted.call(framework, args, kwargs)
     shortcut = kernel.shortcut
     if shortcut is not None and framework in (None, shortcut.framework):
         result = shortcut.call(kernel, args, kwargs)
         if result is not NotImplemented:
             return result
     arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
-    name = framework_of(kernel, framework, _named_tensors(kernel, arguments))
+    name = framework_of(kernel, framework, named_tensors(kernel, arguments))
     if name not in _TRACING and not all(map(is_plain, arguments.scalars)):
         arguments = kernel.schema.arrange(tuple(args), dict(kwargs or {}))
     return binding(name).serve(kernel, arguments)
@@ -351,7 +421,8 @@ _TRACING = frozenset(("jax", "tensorflow", "torch"))
 _SCALARS = (bool, int, float, str, type(None))
 
 
-def _named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, Any]]:
+def named_tensors(kernel: Kernel, arguments: Arguments) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a call, each with what the caller calls it."""
     assert kernel.schema is not None
     names = [parameter.name for parameter in kernel.schema.tensors]
     for name, value in zip(names, arguments.tensors, strict=True):
@@ -585,15 +656,18 @@ def explain(
         scalars: integers, None for other scalars.
         index: the tensor in question.
         reason: "mismatch" (dtype or shape), "returned" (the same of what a Python function
-            returned), or a key of `errors.REASONS` or `errors.FINDINGS`.
+            returned), "extent", or a key of `errors.REASONS` or `errors.FINDINGS`.
         other: the index of a second tensor that has to do with it, or -1.
-        count: of a finding, how many elements or bytes it is about.
-        place: and where the first of them is, see `debugging.describe_finding`.
+        count: of a finding, how many elements or bytes it is about; of an extent, what it is.
+        place: and where the first of them is, see `debugging.describe_finding`; or the bound.
     """
     if reason in ("mismatch", "returned"):
         assert schema is not None
         return explain_mismatch(schema, tensors, scalars, returned=reason == "returned")
     got = _read_described(*tensors[index])
+    if reason == "extent":
+        assert schema is not None
+        return outside(name, schema.part(index).name, count, place)
     if reason in FINDINGS:
         is_result = schema is not None and index >= len(schema.tensors)
         owner = f"{name}: {'result' if is_result else 'argument'} {_place(schema, index)!r}"

@@ -16,6 +16,7 @@ from dlbridge.calls import with_advice
 from dlbridge.dtype import DType
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding, debugging
+from dlbridge.kernels.counted import SUFFIX, Counted, places_of
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, Launch, alignment, make_targets
 from dlbridge.kernels.lists import Lists, read_key, write_key
@@ -52,7 +53,7 @@ class Recipe:
     doc: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
     flat: Flat | None = None  # of a kernel for lists of certain lengths: see `kernels.lists`
-    whole: Any = None  # the kernel with the lists
+    whole: Any = None  # the kernel with the lists, or the one that `bounded` is of
 
 
 class Shortcut(NamedTuple):
@@ -104,6 +105,7 @@ class Kernel(native.KernelBase):
         launch: grid, block and shared of a GPU kernel, see `kernels.kinds.Launch`.
         lists: of a kernel with lists of tensors: the kernels that serve its calls; else None.
         flat, whole: of such a kernel: how its tensors are grouped, and the kernel with the lists.
+        counted: of a kernel that says extents of its results: what makes its calls; else None.
         key: by which compiled programs of this process find it, see `recorded`.
     """
 
@@ -140,8 +142,10 @@ class Kernel(native.KernelBase):
             )
         schema = recipe.schema
         functions = recipe.functions
-        targets = make_targets(recipe.name, functions, schema, recipe.launch)
-        is_encoded = schema is not None and not schema.has_lists  # else no call is made in C
+        # Else no call is made in C.
+        is_encoded = schema is not None and not (schema.has_lists or schema.counts)
+        has_targets = schema is None or not schema.counts
+        targets = make_targets(recipe.name, functions, schema, recipe.launch) if has_targets else []
         flat = recipe.flat
         return super().__new__(
             cls,
@@ -151,6 +155,7 @@ class Kernel(native.KernelBase):
             targets if is_encoded or schema is None else (),
             schema=schema,
             counts=None if flat is None else flat.sizes,
+            said_by=_said_by(recipe),
             keeps=tuple(kept for each in functions.values() for kept in each.keeps),
             alignment=recipe.align or alignment(functions),
             contiguous=recipe.layout == "contiguous",
@@ -179,6 +184,8 @@ class Kernel(native.KernelBase):
         self.flat = recipe.flat
         self.whole: Kernel | None = recipe.whole
         self.lists = Lists(self) if recipe.schema is not None and recipe.schema.has_lists else None
+        has_counts = recipe.schema is not None and recipe.schema.counts
+        self.counted = Counted(self) if has_counts else None
         self.__name__ = recipe.name.rpartition(":")[2]
         self.__qualname__ = self.__name__
         self.__doc__ = _document(recipe)
@@ -189,6 +196,16 @@ class Kernel(native.KernelBase):
     def platforms(self) -> tuple[str, ...]:
         """The platforms that it has functions for: "cpu", "cuda" and so on."""
         return tuple(self.functions)
+
+    @property
+    def bounded(self) -> Kernel:
+        """The kernel that returns results as large as their bounds, and what it says; or itself.
+
+        Of `nonzero(x: f32[n]) -> i64[k<=n]` that is `(x: f32[n]) -> (out: i64[n], k: i64[])`. Its
+        shapes do not depend on data, so that `jax.jit`, `vmap` and the like can have it. The rows
+        of `out` from k on have no particular values.
+        """
+        return self if self.counted is None else self.counted.bounded
 
     @property
     def kind(self) -> str:
@@ -222,6 +239,8 @@ class Kernel(native.KernelBase):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.whole is not None and self.whole.bounded is self:
+            return getattr, (self.whole, "bounded")
         if _PUBLISHED.get(self.name) is not self:
             raise KernelError(
                 f"{self.name}: only kernels known by name can be pickled: this one has no schema, "
@@ -266,6 +285,9 @@ def _make_attribute(kernel: Kernel, name: str) -> Callable[..., Any]:
     if kernel.lists is not None:
         binding.binding(name)  # or it says what it lacks
         return kernel.lists.function(name)
+    if kernel.counted is not None:
+        binding.binding(name)
+        return kernel.counted.function(name)
     return binding.binding(name).function(kernel)
 
 
@@ -302,9 +324,10 @@ def publish(kernel: Kernel) -> None:
 def recorded(kernel: Kernel) -> str:
     """Return the key of a kernel for a program, and keep both for good."""
     if not kernel.is_recorded:
-        if kernel.whole is not None:
-            assert kernel.flat is not None
+        if kernel.whole is not None and kernel.flat is not None:
             _give_key(kernel, write_key(recorded(kernel.whole), kernel.flat.lengths))
+        elif kernel.whole is not None:
+            _give_key(kernel, recorded(kernel.whole) + SUFFIX)
         with _NAMING:
             if not kernel.key:
                 _give_key(kernel, _new_key(kernel.name))
@@ -313,7 +336,8 @@ def recorded(kernel: Kernel) -> str:
 
 
 def _give_key(kernel: Kernel, key: str) -> None:
-    if kernel.lists is None:  # programs call the kernels of its lists, each by a key of its own
+    # Programs call the kernels of its lists, each by a key of its own; or `bounded`.
+    if kernel.lists is None and kernel.counted is None:
         kernel.publish(key)
     kernel.key = key
     _BY_KEY[key] = kernel
@@ -346,6 +370,10 @@ def known(key: str) -> Kernel | None:
         whole = known(name)
         if whole is not None and whole.lists is not None:
             return whole.lists.kernel(lengths)
+    if found is None and key.endswith(SUFFIX):
+        whole = known(key.removesuffix(SUFFIX))
+        if whole is not None and whole.counted is not None:
+            return whole.bounded
     return found
 
 
@@ -389,12 +417,21 @@ def is_native_to(kernel: Kernel, framework: str) -> bool:
         return False
     if any(each.framework != framework for each in kernel.functions.values()):
         return False
+    if kernel.whole is not None and kernel.whole.bounded is kernel:
+        return False  # what is between fills memory of the bound
     return all(
         rule is None
         or rule == framework
         or (isinstance(rule, Automatic) and rule.framework == framework)
         for rule in (kernel.vjp, kernel.jvp)
     )
+
+
+def _said_by(recipe: Recipe) -> list[int] | None:
+    """Return, for each result, which one has its extent; None where all are known."""
+    if recipe.schema is None or recipe.whole is None or not recipe.whole.schema.counts:
+        return None
+    return places_of(recipe.schema, recipe.whole.schema)
 
 
 def _encode_cost(recipe: Recipe) -> tuple[tuple[str, int], ...] | None:

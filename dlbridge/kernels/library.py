@@ -167,7 +167,7 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
 
     Raises:
         ArgumentError: there is anything else, or a kernel that no model can have: it has no
-            schema, a list of tensors, or an argument that is a dtype.
+            schema, a list of tensors, an argument that is a dtype, or a result whose size it says.
     """
     if isinstance(given, Library):
         given = given.kernels.values()
@@ -183,6 +183,12 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
             raise ArgumentError(
                 f"{call}: {kernel.name}: it has a list of tensors, and operators of ONNX Runtime "
                 "here have none; pass a kernel whose arguments are one tensor each"
+            )
+        if kernel.schema.counts:
+            raise ArgumentError(
+                f"{call}: {kernel.name}: the kernel says {kernel.schema.counts[0].value}, and ONNX "
+                "Runtime asks for the shapes of outputs before it runs; pass kernel.bounded, whose "
+                "outputs have the bound"
             )
         for part in kernel.schema.scalars:
             if part.kind == "dtype":

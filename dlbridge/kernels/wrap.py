@@ -247,6 +247,8 @@ def _check(kernel: Kernel) -> None:
     gradients.check(kernel, wrap)
     if kernel.lists is not None:
         kernel.lists.check(wrap)
+    if kernel.counted is not None:
+        kernel.counted.check()
 
 
 def draft(

@@ -62,6 +62,24 @@ class Subject(NamedTuple):
         return function
 
     @property
+    def static_call(self) -> Callable[..., Any]:
+        """The same where no shape can depend on data: results have the bounds, see `rows`."""
+        function: Callable[..., Any] = getattr(self.recipe.kernel.bounded, self.framework)
+        return function
+
+    def rows(self, got: Any) -> list[Any]:
+        """Return the results of a call of `static_call` as a call of the kernel has them."""
+        found, counted = samples.several(got), self.recipe.kernel.counted
+        if counted is None:
+            return found
+        arrays = [samples.wide(each) for each in found]
+        rows = [
+            arrays[at] if by < 0 else arrays[at][: int(arrays[by])]
+            for at, by in enumerate(counted.places)
+        ]
+        return rows + arrays[counted.result_count :]
+
+    @property
     def returns_written(self) -> bool:
         """Whether written arguments come back as new values, after the results."""
         return self.framework in ("jax", "tensorflow")
@@ -96,21 +114,27 @@ class Subject(NamedTuple):
         if not self.recipe.schema.tensors:
             raise Inapplicable("it takes no tensor")
 
-    def batch(self, size: int = 3) -> tuple[list[Any], list[samples.Array]]:
-        """Return stacked arguments as arrays of NumPy, and the stacked results."""
+    def batch(self, size: int = 3) -> tuple[list[Any], list[Sample]]:
+        """Return stacked arguments as arrays of NumPy, and the samples that they are of."""
         each = [self.again(seed) for seed in range(size)]
         stacked = [
             np.stack([native.convert(one.tensors[place], "numpy") for one in each])
             for place in range(len(self.sample.tensors))
         ]
-        return stacked, [
-            np.stack(parts) for parts in zip(*[one.expected for one in each], strict=True)
-        ]
+        return stacked, each
 
-    def compare_batch(self, got: Any, expected: list[samples.Array]) -> None:
+    def compare_batch(self, got: Any, each: list[Sample]) -> None:
         """Raise AssertionError where a batch is not what its elements give."""
-        named = samples.names(self.recipe.schema)
-        samples.compare(self.recipe, samples.several(got), expected, named, "as a batch, ")
+        if self.recipe.kernel.counted is None:
+            named = samples.names(self.recipe.schema)
+            expected = [
+                np.stack(parts) for parts in zip(*[one.expected for one in each], strict=True)
+            ]
+            samples.compare(self.recipe, samples.several(got), expected, named, "as a batch, ")
+            return
+        arrays = [samples.wide(one) for one in samples.several(got)]
+        for at, sample in enumerate(each):
+            sample.compare(self.rows([array[at] for array in arrays]), f"as element {at}, ")
 
 
 class CheckRow(NamedTuple):
@@ -507,6 +531,8 @@ def check_out(subject: Subject) -> None:
     """Each element of `out=` is written, whatever was there, and nothing beside it."""
     if not subject.recipe.schema.results:
         raise Inapplicable("it has no results")
+    if subject.recipe.schema.counts:
+        raise Inapplicable("it says the size of a result")
     sample, align = subject.sample, max(GUARD, subject.recipe.kernel.align or 1)
     around = [_guarded(shape, dtype.to("numpy"), align) for shape, dtype in sample.results]
     outs = [out for _, out, _ in around]

@@ -21,6 +21,7 @@ from dlbridge.kernels.schema import (
     flatten,
     gather,
     lengths_of,
+    same_shape,
 )
 from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
@@ -331,7 +332,7 @@ def _ask(
         )
     arrays = [np.asarray(each) for each in got]
     for part, array, (shape, _) in zip(schema.results, arrays, results, strict=True):
-        if array.shape != tuple(shape):
+        if not same_shape(tuple(shape), array.shape):
             raise ArgumentError(
                 f"check_kernel: the reference of {schema.qualified} returned {part.name!r} of "
                 f"shape {array.shape}; by the schema it has {tuple(shape)}"

@@ -29,7 +29,7 @@ def check_vmap(subject: Subject) -> None:
     subject.require_batch()
     arrays, expected = subject.batch()
     tensors = [native.convert(each, "tensorflow") for each in arrays]
-    function = subject.sample.function(subject.call)
+    function = subject.sample.function(subject.static_call)
     got = tf.vectorized_map(lambda elements: function(*elements), tensors)
     subject.compare_batch(got, expected)
 

@@ -24,7 +24,9 @@ def check_opcheck(subject: Subject) -> None:
     schema, sample = subject.recipe.schema, subject.sample
     operator = getattr(getattr(torch.ops, schema.namespace), schema.name).default
     called: list[Any] = []
-    sample.function(lambda *args, **kwargs: called.extend((args, kwargs)))(*_leaves(subject))
+    sample.function(lambda *args, **kwargs: called.extend((args, kwargs)))(
+        *_leaves(subject, subject.recipe.kernel.vjp is not None)
+    )
     args = tuple(map(_own_dtype, called[0]))
     kwargs = {name: _own_dtype(value) for name, value in called[1].items()}
     found = torch.library.opcheck(operator, args, kwargs, raise_exception=False)
@@ -44,7 +46,21 @@ def check_compile(subject: Subject) -> None:
     function = torch.compile(
         subject.sample.function(subject.call), fullgraph=True, backend="aot_eager"
     )
-    subject.sample.compare(subject.outputs(function, subject.sample.given("torch")), "compiled, ")
+    with _unbacked(subject):
+        got = subject.outputs(function, subject.sample.given("torch"))
+    subject.sample.compare(got, "compiled, ")
+
+
+def _unbacked(subject: Subject) -> AbstractContextManager[Any]:
+    """Return a block in which compiled functions may have sizes that depend on data."""
+    if not subject.recipe.schema.counts:
+        return nullcontext()
+    import torch._dynamo
+
+    block: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        capture_dynamic_output_shape_ops=True
+    )
+    return block
 
 
 def check_export(subject: Subject) -> None:
@@ -67,7 +83,9 @@ def check_vmap(subject: Subject) -> None:
     subject.require_batch()
     arrays, expected = subject.batch()
     tensors = [native.convert(each, "torch") for each in arrays]
-    subject.compare_batch(torch.vmap(subject.sample.function(subject.call))(*tensors), expected)
+    subject.compare_batch(
+        torch.vmap(subject.sample.function(subject.static_call))(*tensors), expected
+    )
 
 
 def check_gradient(subject: Subject) -> None:
@@ -94,11 +112,10 @@ def check_gradcheck(subject: Subject) -> None:
     torch.autograd.gradcheck(subject.sample.function(subject.call), _leaves(subject))
 
 
-def _leaves(subject: Subject) -> list[Any]:
+def _leaves(subject: Subject, has_gradient: bool = True) -> list[Any]:
     """Return arguments, of which those are to be differentiated that can be."""
     tensors = subject.sample.given("torch")
-    kernel = subject.recipe.kernel
-    if kernel.vjp is not None and not subject.recipe.schema.mutated:
+    if has_gradient and not subject.recipe.schema.mutated:
         for place in subject.sample.floating():
             tensors[place].requires_grad_()
     return tensors

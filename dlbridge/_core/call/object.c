@@ -134,7 +134,7 @@ static int parse_mutates(dlb_kernel *kernel, PyObject *mutates) {
 
 typedef struct {
     PyObject *name, *signature, *arguments, *targets, *schema, *keeps, *mutates, *cost;
-    PyObject *counts;
+    PyObject *counts, *said_by;
     long long holds_below;
     unsigned int alignment;
     int contiguous, may_overlap, releases_gil, on_default_stream;
@@ -191,6 +191,43 @@ static int parse_counts(dlb_kernel *kernel, PyObject *counts) {
     return 0;
 }
 
+/* Whether result `place` can hold an extent: an int64 without dimensions. */
+static bool holds_extent(const dlb_signature *signature, long place) {
+    const dlb_parameter *result =
+        &signature->parameters[signature->input_count + place];
+    const dlb_dtype_set *dtype = &signature->dtypes[result->dtype];
+    DLDataType int64 = {kDLInt, 64, 1};
+    return result->dim_count == 0 && dtype->key_count == 1 &&
+           dtype->keys[0] == dlb_dtype_key(int64);
+}
+
+/* Of each result, which result has its first extent, or None: see dlb_kernel. */
+static int parse_said_by(dlb_kernel *kernel, PyObject *said_by) {
+    memset(kernel->said_by, -1, sizeof kernel->said_by);
+    if (said_by == Py_None)
+        return 0;
+    int32_t count = kernel->signature ? kernel->signature->result_count : 0;
+    if (!PyList_Check(said_by) || count > DLB_MAX_TENSORS ||
+        PyList_GET_SIZE(said_by) != count)
+        return refuse(PyExc_TypeError, "said_by is a list, an item for each result",
+                      said_by);
+    for (int32_t i = 0; i < count; i++) {
+        long by = PyLong_AsLong(PyList_GET_ITEM(said_by, i));
+        if (by == -1 && PyErr_Occurred())
+            return -1;
+        const dlb_parameter *own =
+            &kernel->signature->parameters[kernel->signature->input_count + i];
+        if (by < -1 || by >= count ||
+            (by >= 0 && (own->dim_count == 0 || own->dims[0].kind == DLB_DIM_PACK ||
+                         !holds_extent(kernel->signature, by))))
+            return refuse(PyExc_ValueError,
+                          "said_by has places of int64 results, or -1", said_by);
+        kernel->said_by[i] = (int8_t)by;
+        kernel->says_extents |= by >= 0;
+    }
+    return 0;
+}
+
 static int fill(dlb_kernel *kernel, const given *in) {
     if (in->alignment == 0 || (in->alignment & (in->alignment - 1)) != 0) {
         PyErr_Format(PyExc_ValueError,
@@ -213,7 +250,8 @@ static int fill(dlb_kernel *kernel, const given *in) {
         return refuse(PyExc_TypeError, "signature and arguments go together",
                       in->arguments);
     if (parse_cost(kernel, in->cost) < 0 || parse_mutates(kernel, in->mutates) < 0 ||
-        parse_targets(kernel, in->targets) < 0 || parse_counts(kernel, in->counts) < 0)
+        parse_targets(kernel, in->targets) < 0 ||
+        parse_counts(kernel, in->counts) < 0 || parse_said_by(kernel, in->said_by) < 0)
         return -1;
     kernel->schema = in->schema == Py_None ? NULL : Py_NewRef(in->schema);
     kernel->keeps = PyTuple_Pack(2, in->keeps, in->targets);
@@ -254,24 +292,26 @@ static dlb_kernel *make_kernel(given *in) {
 }
 
 static int parse_arguments(PyObject *args, PyObject *kwargs, given *in) {
-    static char *names[] = {
-        "name",        "signature",    "arguments", "targets",
-        "schema",      "keeps",        "alignment", "contiguous",
-        "may_overlap", "releases_gil", "mutates",   "on_default_stream",
-        "holds_below", "cost",         "counts",    NULL};
+    static char *names[] = {"name",         "signature",  "arguments",
+                            "targets",      "schema",     "keeps",
+                            "alignment",    "contiguous", "may_overlap",
+                            "releases_gil", "mutates",    "on_default_stream",
+                            "holds_below",  "cost",       "counts",
+                            "said_by",      NULL};
     *in = (given){.schema = Py_None,
                   .keeps = Py_None,
                   .mutates = Py_None,
                   .cost = Py_None,
                   .counts = Py_None,
+                  .said_by = Py_None,
                   .alignment = 1,
                   .contiguous = true,
                   .releases_gil = true};
     return PyArg_ParseTupleAndKeywords(
-        args, kwargs, "UOOO|$OOIpppOpLOO:KernelBase", names, &in->name, &in->signature,
+        args, kwargs, "UOOO|$OOIpppOpLOOO:KernelBase", names, &in->name, &in->signature,
         &in->arguments, &in->targets, &in->schema, &in->keeps, &in->alignment,
         &in->contiguous, &in->may_overlap, &in->releases_gil, &in->mutates,
-        &in->on_default_stream, &in->holds_below, &in->cost, &in->counts);
+        &in->on_default_stream, &in->holds_below, &in->cost, &in->counts, &in->said_by);
 }
 
 static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

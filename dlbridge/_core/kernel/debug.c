@@ -175,6 +175,15 @@ static int guard(const dlb_kernel *kernel, dlb_frame *frame, int32_t i, guards *
     return 0;
 }
 
+/* What lies behind the extents that the kernel said is nobody's. After its call. */
+static void limit_to_extents(const dlb_kernel *kernel, const dlb_frame *frame,
+                             guards *all) {
+    if (kernel->says_extents)
+        for (int32_t i = frame->input_count; i < all->count; i++)
+            if (all->tensors[i].memory != NULL && all->tensors[i].once.ndim > 0)
+                all->tensors[i].shape[0] = dlb_frame_said(kernel, frame, i);
+}
+
 static void restore(dlb_frame *frame, const guards *all) {
     for (int32_t i = 0; i < all->count; i++)
         frame->tensors[i] = all->tensors[i].original;
@@ -359,15 +368,21 @@ static finding look_for_unwritten(const guarded *each, int32_t index, char *susp
 
 /* -1 if the kernel fails this time, or memory cannot be allocated. */
 static int look_again(const dlb_kernel *kernel, const dlb_target *target,
-                      dlb_frame *frame, int with, char *suspects, finding *found) {
+                      dlb_frame *frame, const guarded *first, int with, char *suspects,
+                      finding *found) {
     guards *all = guard_all(kernel, frame, with);
     if (all == NULL)
         return -1;
     int status = dlb_frame_call(kernel, target, frame);
+    guarded *each = &all->tensors[found->index];
+    if (status == 0) {
+        limit_to_extents(kernel, frame, all);
+        if (each->once.ndim > 0 && each->shape[0] > first->shape[0])
+            each->shape[0] = first->shape[0]; /* it said less the first time */
+    }
     restore(frame, all);
     if (status == 0)
-        *found =
-            look_for_unwritten(&all->tensors[found->index], found->index, suspects);
+        *found = look_for_unwritten(each, found->index, suspects);
     drop(all);
     return status;
 }
@@ -385,7 +400,7 @@ static int make_certain(const dlb_kernel *kernel, const dlb_target *target,
     int status = 0;
     for (size_t i = 0;
          status == 0 && found->reason && i < sizeof others / sizeof *others; i++)
-        status = look_again(kernel, target, frame, others[i], suspects, found);
+        status = look_again(kernel, target, frame, each, others[i], suspects, found);
     free(suspects);
     return status;
 }
@@ -574,6 +589,8 @@ int dlb_debug_invoke(const dlb_kernel *kernel, const dlb_target *target,
     if (all == NULL)
         return -1;
     int status = dlb_frame_call(kernel, target, frame);
+    if (status == 0)
+        limit_to_extents(kernel, frame, all);
     restore(frame, all);
     if (status == 0)
         status = look(kernel, target, frame, all, &found);

@@ -432,6 +432,50 @@ static const DLTensor *find_first(const dlb_frame *frame) {
     return NULL;
 }
 
+/* ---- results whose first extent the kernel says ---- */
+
+static void *find_count(const dlb_frame *frame, int32_t result) {
+    const DLTensor *tensor = &frame->tensors[frame->input_count + result];
+    return (char *)tensor->data + tensor->byte_offset;
+}
+
+int64_t dlb_frame_said(const dlb_kernel *kernel, const dlb_frame *frame,
+                       int32_t index) {
+    int64_t extent = frame->tensors[index].shape[0];
+    int32_t result = index - frame->input_count;
+    if (result >= 0 && kernel->says_extents && kernel->said_by[result] >= 0)
+        memcpy(&extent, find_count(frame, kernel->said_by[result]), sizeof extent);
+    return extent;
+}
+
+static bool says(const dlb_kernel *kernel, const dlb_target *target) {
+    return kernel->says_extents && target->device_type == kDLCPU;
+}
+
+/* So that a kernel which says nothing is found out. */
+static void forget_extents(const dlb_kernel *kernel, const dlb_frame *frame) {
+    int64_t none = -1;
+    for (int32_t i = 0; i < frame->tensor_count - frame->input_count; i++)
+        if (kernel->said_by[i] >= 0)
+            memcpy(find_count(frame, kernel->said_by[i]), &none, sizeof none);
+}
+
+static int check_extents(const dlb_kernel *kernel, dlb_frame *frame) {
+    for (int32_t i = frame->input_count; i < frame->tensor_count; i++) {
+        int32_t by = kernel->said_by[i - frame->input_count];
+        if (by < 0)
+            continue;
+        int64_t said = dlb_frame_said(kernel, frame, i);
+        int64_t room = frame->tensors[i].shape[0];
+        if (said < 0 || said > room)
+            return dlb_frame_report(kernel, frame, frame->input_count + by, "extent",
+                                    said, room);
+    }
+    return 0;
+}
+
+/* ---- the function ---- */
+
 int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
                    dlb_frame *frame) {
     char text[DLB_ERROR_SIZE];
@@ -448,9 +492,11 @@ int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
         .counts = kernel->count_count > 0 ? kernel->counts : NULL,
         .count_count = kernel->count_count,
     };
+    if (says(kernel, target))
+        forget_extents(kernel, frame);
     int status = target->invoke(kernel, target, frame, &context);
     if (status == 0)
-        return 0;
+        return says(kernel, target) ? check_extents(kernel, frame) : 0;
     if (frame->error.kind != DLB_ERROR_NONE)
         return -1;
     text[sizeof text - 1] = 0;

@@ -276,6 +276,10 @@ struct dlb_kernel {
     /* With lists of tensors: of how many each argument and result is; else none. */
     int32_t counts[DLB_MAX_TENSORS];
     int32_t count_count;
+    bool says_extents; /* of a result: see said_by */
+    /* Of each result, which result has its first extent, as the kernel says it; -1: the
+     * whole result is written. */
+    int8_t said_by[DLB_MAX_TENSORS];
     void *schema; /* the Python Schema, for texts; one reference */
     void *keeps;  /* a Python tuple that keeps functions alive; one reference */
 };
@@ -365,6 +369,9 @@ int dlb_frame_invoke(const dlb_kernel *kernel, const dlb_target *target,
 /* The function itself, on no particular stream. */
 int dlb_frame_call(const dlb_kernel *kernel, const dlb_target *target,
                    dlb_frame *frame);
+/* The first extent of tensor `index` after a call on the CPU: less than that of its
+ * memory where the kernel said so. */
+int64_t dlb_frame_said(const dlb_kernel *kernel, const dlb_frame *frame, int32_t index);
 /* The function for a device, or NULL. Pinned memory also counts as the CPU's, managed
  * memory as that of the GPU. */
 const dlb_target *dlb_kernel_target(const dlb_kernel *kernel, DLDevice device);

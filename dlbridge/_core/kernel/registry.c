@@ -89,10 +89,18 @@ static dlb_entry *find_known(const char *name, size_t length) {
 /* Set by dlbridge.kernels: takes the GIL, and makes the kernel known if it can. */
 void (*dlb_ask_for_kernel)(const char *name, size_t length);
 
+/* Whether it is the key of a kernel that is made for the calls of another one. */
+static bool is_of_another(const char *name, size_t length) {
+    static const char bounded[] = "__bounded";
+    size_t size = sizeof bounded - 1;
+    if (length > 0 && name[length - 1] == ']')
+        return true;
+    return length > size && memcmp(name + length - size, bounded, size) == 0;
+}
+
 dlb_entry *dlb_registry_entry(const char *name, size_t length) {
     dlb_entry *entry = find_known(name, length);
-    if (entry != NULL || length == 0 || name[length - 1] != ']' ||
-        dlb_ask_for_kernel == NULL)
+    if (entry != NULL || !is_of_another(name, length) || dlb_ask_for_kernel == NULL)
         return entry;
     dlb_ask_for_kernel(name, length); /* a program of another process has this key */
     return find_known(name, length);

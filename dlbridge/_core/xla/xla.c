@@ -1001,6 +1001,27 @@ static int check_program(const dlb_kernel *kernel, xla_run *run) {
     return 0;
 }
 
+static bool is_extent(const dlb_kernel *kernel, int32_t result, int32_t count) {
+    for (int32_t i = 0; kernel->says_extents && i < count; i++)
+        if (kernel->said_by[i] == result)
+            return true;
+    return false;
+}
+
+/* Without 64-bit numbers JAX has an extent that the kernel says as two of 32 bits. */
+static void read_extents(const dlb_kernel *kernel, dlb_frame *frame) {
+    int32_t count = frame->tensor_count - frame->input_count;
+    DLDataType half = {kDLInt, 32, 1};
+    for (int32_t i = 0; i < count; i++) {
+        DLTensor *tensor = &frame->tensors[frame->input_count + i];
+        if (is_extent(kernel, i, count) && tensor->ndim == 1 && tensor->shape[0] == 2 &&
+            dlb_dtype_key(tensor->dtype) == dlb_dtype_key(half)) {
+            tensor->dtype.bits = 64;
+            tensor->ndim = 0;
+        }
+    }
+}
+
 static void *report(xla_run *run) {
     static const int codes[] = {
         [DLB_ERROR_TYPE] = DLB_XLA_INVALID_ARGUMENT,
@@ -1069,8 +1090,10 @@ static int run_kernel(const dlb_kernel *kernel, xla_run *run) {
     if (run_cached(run, kernel, &status))
         return status;
     if (make_room(run, kernel) < 0 || read_operands(run) < 0 ||
-        check_program(kernel, run) < 0 || check_mutated(run) < 0 ||
-        dlb_frame_bind(kernel, &run->frame) < 0 ||
+        check_program(kernel, run) < 0 || check_mutated(run) < 0)
+        return -1;
+    read_extents(kernel, &run->frame);
+    if (dlb_frame_bind(kernel, &run->frame) < 0 ||
         dlb_frame_check_results(kernel, &run->frame) < 0 || move_mutated(run) < 0)
         return -1;
     status = dlb_frame_run(kernel, &run->frame);

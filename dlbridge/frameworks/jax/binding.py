@@ -28,7 +28,7 @@ from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import adapter
 from dlbridge.frameworks.jax import program as jax_program
 from dlbridge.frameworks.jax.program import Plan, Program, make_block
-from dlbridge.kernels.binding import Binding, framework_of
+from dlbridge.kernels.binding import Binding, check_extent, framework_of
 from dlbridge.kernels.kernel import Kernel, is_native_to, recorded
 from dlbridge.kernels.kinds.python_kernel import Support
 from dlbridge.kernels.schema import (
@@ -339,12 +339,46 @@ class Jax(Binding):
     def call(self, kernel: Kernel, arguments: Arguments) -> Any:
         return native.xla_call(self.calls(kernel).evaluate, arguments)
 
+    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
+        present = [each for each in arguments.tensors if each is not None]
+        if is_native_to(kernel, "jax"):
+            assert kernel.schema is not None
+            try:
+                return _own_function(kernel, arguments)(*present)
+            except not_from_handler(*_NOT_KNOWN) as error:
+                raise _refuse_extent(kernel.name, str(kernel.schema.counts[0].value)) from error
+        if kernel.written(0) or any(type(each) is not self.array_type for each in present):
+            return self.call_bounded(kernel, arguments)
+        return super().call_counted(kernel, arguments)  # no program is compiled for each extent
+
+    def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
+        try:
+            extent = int(value)
+        except not_from_handler(*_NOT_KNOWN):
+            raise _refuse_extent(kernel, name) from None
+        return check_extent(kernel, name, extent, room)
+
+    def first_rows(self, value: Any, extent: Any) -> Any:
+        return value[:extent]
+
     def calls(self, kernel: Kernel) -> Calls:
         """Return the call-site cache of a kernel."""
         found: Calls | None = vars(kernel).get("_jax_calls")
         if found is None:
             found = vars(kernel).setdefault("_jax_calls", Calls(kernel, self.array_type))
         return found
+
+
+# What JAX raises where a program would have to know values while it is traced.
+_NOT_KNOWN = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
+
+
+def _refuse_extent(kernel: str, name: str) -> KernelError:
+    return KernelError(
+        f"{kernel}: the kernel says {name}, and within jax.jit, vmap and the like no shape can "
+        "depend on data; call .bounded of the kernel there, which returns results as large as the "
+        f"bound, and {name}"
+    )
 
 
 # ---- kernels that are functions of JAX arrays, called with others --------------------------------

@@ -10,6 +10,7 @@ and `jvp=` raises as soon as a derivative would pass through it: never a silent 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -136,9 +137,12 @@ class Program:
             static = dict(self.plan.static)  # dimensions are among them
             scalars = [static.get(index) for index in range(len(schema.scalars))]
             found = schema.results_of(schema.bind(described, scalars))
+            extents = _extents(self.kernel)
             made = [
-                self._struct(result.name, shape, dtype)
-                for result, (shape, dtype) in zip(schema.results, found, strict=True)
+                self._extent(found, place)
+                if place in extents
+                else self._struct(schema.results[place].name, shape, dtype)
+                for place, (shape, dtype) in enumerate(found)
             ]
         written = [tensors[index] for index in self.written if tensors[index] is not None]
         return [*made, *[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in written]]
@@ -154,6 +158,18 @@ class Program:
             )
         return jax.ShapeDtypeStruct(shape, own)
 
+    def _extent(self, found: Sequence[tuple[Any, DType]], place: int) -> jax.ShapeDtypeStruct:
+        """Return what an extent is to JAX, which has no int64 now."""
+        places = self.kernel.whole.counted.places  # type: ignore[union-attr]
+        rooms = [shape[0] for at, (shape, _) in enumerate(found) if places[at : at + 1] == [place]]
+        if any(isinstance(room, int) and room > _MOST for room in rooms):
+            raise UnsupportedTypeError(
+                f"{self.kernel.name}: result {self.kernel.schema.results[place].name!r} could be "  # type: ignore[union-attr]
+                f"{max(rooms)}, and JAX has int64 only with "
+                "jax.config.update('jax_enable_x64', True)"
+            )
+        return jax.ShapeDtypeStruct((), np.int32)
+
     # ---- the call ------------------------------------------------------------------------------
 
     def call(self, *operands: Any) -> tuple[Any, ...]:
@@ -163,14 +179,37 @@ class Program:
         options: dict[str, Any] = {"has_side_effect": not shapes}
         if _HAS_ALIASES and self.written:
             options["input_output_aliases"] = self._aliases(len(shapes))
+        extents = _extents(self.kernel)
+        for place in extents:
+            shapes[place] = jax.ShapeDtypeStruct((2,), np.int32)
         call = ffi.ffi_call(TARGET, tuple(shapes), vmap_method="sequential", **options)
-        return _vary(call(*operands[:used], **self.attributes), operands[:used])
+        outcome = list(call(*operands[:used], **self.attributes))
+        for place in extents:
+            outcome[place] = outcome[place][_LOW]
+        return _vary(outcome, operands[:used])
 
     def _aliases(self, outcome_count: int) -> dict[int, int]:
         places = np.cumsum(self.plan.present) - 1
         inputs = [int(places[index]) for index in self.written if self.plan.present[index]]
         first = outcome_count - len(inputs)
         return {place: first + number for number, place in enumerate(inputs)}
+
+
+# What a kernel says, an int64, where JAX has none: two numbers, of which it sees the lower one.
+_MOST = np.iinfo(np.int32).max
+_LOW = 0 if sys.byteorder == "little" else 1
+
+
+def _extents(kernel: Kernel) -> tuple[int, ...]:
+    """Return the places of the results in which the kernel says extents, if JAX has no int64."""
+    whole = kernel.whole
+    if (
+        whole is None
+        or whole.counted is None
+        or jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+    ):
+        return ()
+    return tuple(sorted({place for place in whole.counted.places if place >= 0}))
 
 
 def describe(kernel: Kernel, array: Any) -> Described:

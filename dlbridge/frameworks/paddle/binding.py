@@ -10,7 +10,7 @@ import paddle
 
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.kernels import gradients
-from dlbridge.kernels.binding import Direct
+from dlbridge.kernels.binding import Direct, check_extent
 from dlbridge.kernels.gradients import Vjp
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Arguments, type_name
@@ -44,6 +44,15 @@ class Paddle(Direct):
     def run(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the kernel without a look at gradients."""
         return super().call(kernel, arguments)
+
+    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
+        return self.call_bounded(kernel, arguments)
+
+    def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
+        return check_extent(kernel, name, int(value), room)
+
+    def first_rows(self, value: Any, extent: Any) -> Any:
+        return value[:extent]
 
     def wrote(self, value: Any) -> None:
         """Tell autograd that a saved value is no longer what it was."""

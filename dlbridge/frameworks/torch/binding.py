@@ -32,7 +32,7 @@ from dlbridge.frameworks.torch.operators import (
     own_dtype,
     written,
 )
-from dlbridge.kernels.binding import Binding, explain
+from dlbridge.kernels.binding import Binding, check_extent, explain
 from dlbridge.kernels.kernel import Kernel, Shortcut, all_known, is_native_to, serving
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
@@ -111,6 +111,28 @@ class TorchBinding(Binding):
             return made.take(native.torch_op_call(made.default, *args, **kwargs))
         native.torch_op_call(made.out, *args, **kwargs)
         return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
+
+    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call the kernel that has the bounds; the operator, where data has no values yet."""
+        if any(isinstance(each, torch.fx.Proxy) for each in arguments.tensors):
+            return self._record(kernel, arguments)
+        if is_native_to(kernel, self.name):
+            return call_own(kernel, arguments)
+        if _C._len_torch_dispatch_stack() or _C._are_functorch_transforms_active():
+            return super().serve(kernel, arguments)
+        return self.call_bounded(kernel, arguments)
+
+    def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
+        if value.is_meta:
+            raise KernelError(
+                f"{kernel}: the kernel says {name} when it has run, and tensors on 'meta' have no "
+                "values; call .bounded of the kernel, whose results have the bound"
+            )
+        extent = value.item()
+        return check_extent(kernel, name, extent, room) if type(extent) is int else extent
+
+    def first_rows(self, value: Any, extent: Any) -> Any:
+        return value.narrow(0, 0, extent)
 
     def working(self, like: Any) -> AbstractContextManager[Any]:
         """Return a block on torch's current stream of the device of `like`, unless that is fake."""

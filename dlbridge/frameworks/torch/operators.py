@@ -62,6 +62,7 @@ from dlbridge.exchange import protocol
 from dlbridge.frameworks.torch.internals import guard_is_open, queries_are_open, shim_lacks
 from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import QUALITIES, Binding, binding
+from dlbridge.kernels.counted import said_by
 from dlbridge.kernels.kernel import Kernel, known, recorded, serving
 from dlbridge.kernels.lists import group_results
 from dlbridge.kernels.schema import (
@@ -293,6 +294,27 @@ class FlatOperator(Operator):
         return native.torch_call_plain(kernel, *values, **named)
 
 
+class CountedOperator(Operator):
+    """The operator of a kernel that says extents of its results: it has no overload with `out`.
+
+    What it returns are rows of the results of the kernel that has the bounds (`kernels.counted`).
+    """
+
+    __slots__ = ()
+
+    def call_in_c(self, kernel: Kernel, is_out: bool, args: Any, kwargs: Any) -> Any:
+        tensors, scalars, _ = self.unpack(False, args, kwargs)
+        values, named = self.schema.spell(tensors, scalars)
+        found = native.torch_call_plain(kernel.bounded, *values, **named)
+        return found if found is NotImplemented else self.cut(kernel, found)
+
+    def cut(self, kernel: Kernel, found: Any) -> Any:
+        """Return the results of a call, of those of the kernel that has the bounds."""
+        assert kernel.counted is not None
+        rows = kernel.counted.cut(found, binding("torch"))
+        return tuple(rows) if len(rows) > 1 else rows[0]
+
+
 def own_dtype(x: Any, kernel: str, argument: str) -> torch.dtype | None:
     """Return torch's dtype of what a call gave for one; dynamo traces it."""
     if x is None or isinstance(x, torch.dtype):
@@ -334,6 +356,8 @@ def _lay_out(schema: Schema) -> Schema:
 
 
 def _out_names(schema: Schema) -> tuple[str, ...]:
+    if schema.counts:
+        return ()
     taken = {part.name for part in schema.parameters}
     names = []
     for index in range(len(schema.results)):
@@ -346,7 +370,7 @@ def _out_names(schema: Schema) -> tuple[str, ...]:
 
 def _definitions(schema: Schema, out_names: tuple[str, ...], out_by_name: bool) -> tuple[str, ...]:
     text = schema.torch_schema()
-    if not schema.results:
+    if not out_names:
         return (text,)
     name, _, rest = text.partition("(")
     inside = rest[: rest.rindex(") -> ")]
@@ -384,7 +408,7 @@ def operator(kernel: Kernel) -> Operator:
         raise ArgumentError(
             f"{kernel.name}: an operator of torch needs a schema; give one to dlbridge.wrap"
         )
-    if kernel.whole is not None:
+    if kernel.flat is not None:
         return _flat_operator(kernel)
     found = _OPERATORS.get(kernel.key)
     return found if found is not None else registry.load(_make, recorded(kernel), schema)
@@ -419,7 +443,7 @@ def _make(key: str, schema: Schema) -> Operator:
         found = _OPERATORS.get(key)
         if found is not None:
             return found
-        made = Operator(key, schema)
+        made = CountedOperator(key, schema) if schema.counts else Operator(key, schema)
         _BEING_DEFINED.key = key  # torch.ops looks it up
         try:
             _define(made)
@@ -496,7 +520,7 @@ def _define_without(made: Operator, without: tuple[str, ...]) -> Any:
 
 def _number(made: Operator) -> int | None:
     """Return the C function of this name and these arguments; None where Python must do."""
-    if shim_lacks() is not None or made.schema.has_lists:
+    if shim_lacks() is not None or made.schema.has_lists or made.schema.counts:
         return None
     letters = "".join(
         _LETTERS[part.kind].upper() if part.optional else _LETTERS[part.kind]
@@ -602,13 +626,15 @@ def _python_body(name: str, is_out: bool) -> Callable[..., Any]:
         torch_binding = binding("torch")
         with torch_binding.working(next((each for each in plain if each is not None), None)):
             try:
-                result = Binding.call(torch_binding, kernel, arguments)  # without the dispatcher
+                result = Binding.call(torch_binding, kernel.bounded, arguments)  # no dispatcher
             except ExchangeError:  # refused before the kernel ran
                 raise
             except BaseException:  # what a kernel wrote before it failed counts as well
                 for _, tensor in written(made.schema, tensors, outs):
                     torch_binding.wrote(tensor)
                 raise
+        if isinstance(made, CountedOperator):
+            result = made.cut(kernel, result)
         return None if is_out else made.give(result)
 
     return run
@@ -649,7 +675,8 @@ def add_rules(operator: Operator, library: Any, is_out: bool, current: Lookup) -
         rule = writing_rule(current, operator.name, is_out)
         library.impl(own, rule, "FuncTorchDynamicLayerFrontMode")
         return
-    differentiate = autograd_kernel(current, operator.name, operator.schema.has_lists)
+    is_whole = operator.schema.has_lists or bool(operator.schema.counts)
+    differentiate = autograd_kernel(current, operator.name, is_whole)
     library.impl(own, differentiate, "Autograd", with_keyset=True)
     compute_batch = batching_rule(current, operator.name)
     torch.library.register_vmap(operator.name, compute_batch, lib=library)
@@ -671,6 +698,8 @@ def fake(current: Lookup, name: str, is_out: bool) -> Callable[..., Any]:
         schema = operator.schema
         tensors, scalars, outs = operator.unpack(is_out, args, kwargs)
         made = check(schema, tensors, scalars, outs or None)
+        if schema.counts:
+            made = _with_extents(schema, made, tensors, scalars)
         if outs or schema.mutated:
             refuse_gradients(schema, [*tensors, *outs])
         if is_out:
@@ -680,6 +709,31 @@ def fake(current: Lookup, name: str, is_out: bool) -> Callable[..., Any]:
         return operator.give(tuple(new) if len(new) > 1 else (new[0] if new else None))
 
     return results
+
+
+def _with_extents(
+    schema: Schema,
+    made: Sequence[tuple[Any, DType]],
+    tensors: Sequence[Any],
+    scalars: Sequence[Any],
+) -> list[tuple[Any, DType]]:
+    """Return shapes and dtypes of results with new symbols for what the kernel says."""
+    seen = [None if each is None else describe(each) for each in tensors]
+    rooms = schema.bounded().results_of(schema.bind(seen, scalars))
+    context = torch.library.get_ctx()
+    said: dict[str, Any] = {}
+    found = []
+    for result, (shape, dtype), (room, _) in zip(schema.results, made, rooms, strict=False):
+        name = said_by(result)
+        if name is None:
+            found.append((shape, dtype))
+            continue
+        if name not in said:
+            limits = {"max": room[0]} if type(room[0]) is int else {}
+            said[name] = context.new_dynamic_size(min=0, **limits)
+            torch._check(said[name] <= room[0])
+        found.append(((said[name], *shape[1:]), dtype))
+    return found
 
 
 def check(
@@ -847,6 +901,7 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         ctx.mark_non_differentiable(*[each for each in results if not is_differentiable(each)])
         ctx.vjp, ctx.jvp = gradients.make_vjp(call.kernel), gradients.make_jvp(call.kernel)
         ctx.expected = [None if each is None else describe(each) for each in tensors]
+        ctx.made = [(each.shape, DType(each.dtype)) for each in results]
         if ctx.vjp is not None:
             saved = ctx.vjp.saved
             kept = [*_keep(tensors, saved.primals), *_keep(results, saved.results)]
@@ -893,11 +948,9 @@ def _transposed(ctx: Any, saved: Sequence[Any], tangents: Sequence[Any]) -> Any:
     That is its derivative by them, at this level of torch.func: no other may be entered here.
     """
     call, count = ctx.call, len(ctx.expected)
-    schema = call.operator.schema
-    made_of = schema.results_of(schema.bind(ctx.expected, call.scalars))
     keeps_graph = torch.is_grad_enabled()
     with torch.enable_grad(), enable_inplace_requires_grad(True):
-        cotangents = [_new_variable(shape, dtype, tangents) for shape, dtype in made_of]
+        cotangents = [_new_variable(shape, dtype, tangents) for shape, dtype in ctx.made]
         found = ctx.vjp(saved[:count], call.scalars, saved[count:], cotangents, ctx.expected)
         refuse_foreign(call.kernel.name, "vjp", found)
         pairs = [
@@ -970,7 +1023,7 @@ def no_rule(kernel: Kernel, word: str, what: str) -> KernelError:
     )
 
 
-def autograd_kernel(current: Lookup, name: str, has_lists: bool = False) -> Callable[..., Any]:
+def autograd_kernel(current: Lookup, name: str, is_whole: bool = False) -> Callable[..., Any]:
     """Return what stands at the autograd key of the functional operator of a name."""
     knows_tangents = guard_is_open()  # else C does not see those of a compiled graph
 
@@ -988,7 +1041,7 @@ def autograd_kernel(current: Lookup, name: str, has_lists: bool = False) -> Call
         tensors, scalars, _ = operator.unpack(False, args, kwargs)
         return _apply(rule(name), Call(operator, kernel, keys, scalars), tensors)
 
-    def differentiate_lists(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def differentiate_whole(keys: Any, *args: Any, **kwargs: Any) -> Any:
         operator, kernel = current(name, False, args, kwargs)
         tensors, scalars, _ = operator.unpack(False, args, kwargs)
         is_wanted = not knows_tangents and is_needed(tensors, {})
@@ -1002,7 +1055,7 @@ def autograd_kernel(current: Lookup, name: str, has_lists: bool = False) -> Call
             return go_on(operator, keys, args, kwargs)
         return operator.give(_apply(rule(name), Call(operator, kernel, keys, scalars), tensors))
 
-    return differentiate_lists if has_lists else differentiate
+    return differentiate_whole if is_whole else differentiate
 
 
 def is_needed(args: Sequence[Any], kwargs: Any) -> bool:
@@ -1208,6 +1261,12 @@ def batching_rule(current: Lookup, name: str) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
         called_now = current(name, False, args, kwargs)
+        schema = called_now[0].schema
+        if schema.counts:
+            raise KernelError(
+                f"{name}: within torch.vmap each element would have {schema.counts[0].value} "
+                "of its own; call .bounded of the kernel, whose results have the bound"
+            )
         batch = Batch(called_now, info.batch_size, in_dims, args, kwargs)
         way = batch.kernel.batch
         found = called(batch) if callable(way) else _WAYS[way](batch)

@@ -321,6 +321,11 @@ def _call_kernel(
             f"call: {schema.qualified} has a list of tensors, which operations of a graph cannot "
             "pass; wrap a kernel whose arguments are one tensor each"
         )
+    if schema.counts:
+        raise ArgumentError(
+            f"call: {schema.qualified} says {schema.counts[0].value} when it has run, and shapes "
+            "of a graph are known before; pass kernel.bounded, whose results have the bound"
+        )
     if schema.mutated:
         names = ", ".join(schema.tensors[place].name for place in schema.mutated)
         raise ArgumentError(

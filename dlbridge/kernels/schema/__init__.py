@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbridge.kernels.schema.bind import negative, refusal, refuse_scalar, type_name, unfit
+from dlbridge.kernels.schema.bind import negative, outside, refusal, refuse_scalar, type_name, unfit
 from dlbridge.kernels.schema.flat import Flat, element, flatten, gather, lengths_of, spread
 from dlbridge.kernels.schema.model import (
     Schema,
@@ -60,6 +60,7 @@ __all__ = [
     "join_parts",
     "lengths_of",
     "negative",
+    "outside",
     "parse_expression",
     "refusal",
     "refuse_scalar",

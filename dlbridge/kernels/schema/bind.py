@@ -29,7 +29,13 @@ import numpy as np
 
 from dlbridge import registry
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, UnsupportedTypeError
+from dlbridge.errors import (
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    KernelError,
+    UnsupportedTypeError,
+)
 from dlbridge.exchange.adapter import adapter
 from dlbridge.kernels.schema.parts import (
     LIST_KINDS,
@@ -105,7 +111,7 @@ def _assign(
             raise UnsupportedTypeError(
                 f"{schema.qualified}: argument {name!r}: given by position and by name"
             )
-        if name == "out" and schema.results:
+        if name == "out" and schema.results and not schema.counts:
             out = value
         elif name not in schema.by_name:
             raise _unexpected(schema, name)
@@ -134,9 +140,14 @@ def _too_many(schema: Schema, count: int) -> DLBridgeError:
 
 
 def _unexpected(schema: Schema, name: str) -> DLBridgeError:
-    takes = [*schema.by_name, *(["out"] if schema.results else [])]
+    takes = [*schema.by_name, *(["out"] if schema.results and not schema.counts else [])]
     known = f"it takes {', '.join(takes)}" if takes else "it takes none"
-    if name == "out":
+    if name == "out" and schema.counts:
+        known = (
+            f"the kernel says {schema.counts[0].value}; `.bounded` of the kernel writes into "
+            "memory that has room for the bound"
+        )
+    elif name == "out":
         known = "it has no results"
     meant = did_you_mean(name, takes)
     return UnsupportedTypeError(
@@ -534,6 +545,32 @@ def check_out(schema: Schema, bindings: Bindings, outs: Tensors, *, returned: bo
     for place, out, (shape, dtype) in zip(places, outs, expected, strict=True):
         if out is None or out.dtype is not dtype or not same_shape(shape, out.shape):
             raise mismatch(schema, place, out, bindings, returned=returned)
+    if schema.counts:
+        _check_counted(schema, bindings, outs)
+
+
+def _check_counted(schema: Schema, bindings: Bindings, outs: Tensors) -> None:
+    """Compare the extents that a kernel said with their bounds, and with each other."""
+    rooms = [shape for shape, _ in results_of(schema.bounded(), bindings)]
+    said: dict[str, Any] = {}
+    for result, out, room in zip(schema.results, outs, rooms, strict=False):
+        if not result.dims or result.dims[0].kind != "counted" or out is None or out.shape is None:
+            continue
+        name, extent = str(result.dims[0].value), out.shape[0]
+        if not same_extent(said.setdefault(name, extent), extent):
+            raise KernelError(
+                f"{schema.qualified}: the function returned {extent} rows of {result.name!r}, but "
+                f"{name} is {said[name]} of another result"
+            )
+        if room is not None and type(extent) is int and type(room[0]) is int and extent > room[0]:
+            raise outside(schema.qualified, name, extent, room[0])
+
+
+def outside(kernel: str, name: str, extent: int, room: int) -> KernelError:
+    """Return the exception for a kernel that says more than the bound, or less than 0."""
+    return KernelError(
+        f"{kernel}: the kernel says {name}={extent}, which must be from 0 to {room}, the bound"
+    )
 
 
 # ---- texts of refusals, all in one form ----------------------------------------------------------

@@ -55,6 +55,7 @@ from dlbridge.kernels.schema.parts import (
     is_outside,
     is_transferable,
     join_parts,
+    make_set,
     read_list,
     short_name,
     write_many,
@@ -83,6 +84,8 @@ class Schema:
         solved: the names that only expressions determine, in the order in which they can be solved.
         has_lists: whether an argument or a result is a list of tensors. Calls are then bound by
             another schema, in which each tensor has a place of its own: see `flatten`.
+        counts: the dimensions of results that the kernel says. Calls are then made by another
+            schema, which has their bounds: see `bounded`.
 
     Args:
         elements: a schema that `flatten` makes, whose arguments may be called "xs[0]".
@@ -97,9 +100,9 @@ class Schema:
     """
 
     __slots__ = (
-        "by_name", "computed", "dtypes", "elements", "has_lists", "mutated", "name", "names",
-        "namespace", "packs", "parameters", "positional", "qualified", "results", "scalars",
-        "sizes", "solved", "spread", "tensors", "text", "typed",
+        "by_name", "computed", "counts", "dtypes", "elements", "has_lists", "mutated", "name",
+        "names", "namespace", "packs", "parameters", "positional", "qualified", "results",
+        "scalars", "sizes", "solved", "spread", "tensors", "text", "typed",
     )  # fmt: skip
 
     namespace: str
@@ -122,6 +125,7 @@ class Schema:
     computed: tuple[int, ...]
     solved: tuple[Solution, ...]
     has_lists: bool
+    counts: tuple[Dim, ...]
     elements: bool
 
     def __init__(
@@ -381,6 +385,18 @@ class Schema:
         """
         return _with_mutated(self, names)
 
+    def bounded(self) -> Schema:
+        """Return the schema without dimensions that the kernel says.
+
+        Results have the bounds instead, and behind them stands what the kernel says: an i64[] for
+        each such dimension, of its name.
+
+        Example:
+            >>> print(Schema.parse("a::nonzero(x: f32[n]) -> i64[k<=n]").bounded())
+            a::nonzero(x: f32[n]) -> (out: i64[n], k: i64[])
+        """
+        return _make_bounded(self)
+
     def vjp(self, name: str | None = None) -> Schema:
         """Return the schema of a kernel that computes this one's vector-Jacobian product.
 
@@ -474,7 +490,7 @@ def find_flaw(
             check(*parts)
             for check in (
                 _check_order, _check_values, _check_lists, _check_many, _check_sizes,
-                _check_dtypes, _check_bound,
+                _check_dtypes, _check_extents, _check_bound,
             )
         ],
         _check_limits(*parts, elements),
@@ -521,7 +537,18 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         "computed": tuple(computed),
         "solved": tuple(find_solutions(parameters)),
         "has_lists": any(part.many is not None for part in parts),
+        "counts": find_counts(results),
     }
+
+
+def find_counts(results: tuple[Result, ...]) -> tuple[Dim, ...]:
+    """Return the dimensions that the kernel says, each once, in order of first appearance."""
+    found: dict[int | str, Dim] = {}
+    for part in results:
+        for dim in part.dims:
+            if dim.kind == "counted":
+                found.setdefault(dim.value, dim)
+    return tuple(found.values())
 
 
 def find_solutions(parameters: tuple[Parameter, ...]) -> list[Solution]:
@@ -573,7 +600,13 @@ def _check_counts(
     tensors = sum([part.is_tensor for part in parameters])
     limit = MAX_CALL_TENSORS if elements else MAX_TENSORS
     counts = (
-        (tensors + len(results), limit, "tensors, results included"),
+        (
+            tensors + len(results) + len(find_counts(results)),
+            limit,
+            "tensors, results and their counts included",
+        )
+        if find_counts(results)
+        else (tensors + len(results), limit, "tensors, results included"),
         (len(parameters) - tensors, MAX_SCALARS, "scalars"),
         (sum([part.kind in LIST_KINDS for part in parameters]), MAX_LISTS, "lists of numbers"),
     )
@@ -734,6 +767,38 @@ def _check_dtypes(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
             yield Flaw(f"the dtype {part.dtype.name!r} of {part.name!r} is not an argument", index)
 
 
+def _check_extents(
+    parameters: tuple[Parameter, ...], results: tuple[Result, ...]
+) -> Iterator[Flaw]:
+    """What the kernel says is the first dimension of results, and has one bound."""
+    counts = {str(dim.value): dim for dim in find_counts(results)}
+    taken = {part.name for part in join_parts(parameters, results)}
+    found = collect_names(parameters)
+    for index, part in enumerate(join_parts(parameters, results)):
+        for place, dim in enumerate(part.dims):
+            if dim.kind != "counted":
+                used = [name for name in dim.names if name in counts and index >= len(parameters)]
+                if used:
+                    text = f"{used[0]!r} is what the kernel says: it stands alone, not in {dim}"
+                    yield Flaw(text, index)
+                continue
+            name = str(dim.value)
+            if index < len(parameters):
+                text = f"'{dim}' is of results: the extent of an argument is known before the call"
+                yield Flaw(text, index)
+            elif name in taken or name in found.names or name in found.packs:
+                yield Flaw(f"{name!r} is what the kernel says, and has another meaning", index)
+            elif name in counts[name].names:
+                yield Flaw(f"{name!r} is its own bound", index)
+            elif part.many is not None:
+                yield Flaw(f"{part.name!r} is a list, whose tensors cannot have '{dim}'", index)
+            elif place > 0:
+                text = f"'{dim}' must be the first dimension of {part.name!r}: rows lie in a row"
+                yield Flaw(text, index)
+            elif dim != counts[name]:
+                yield Flaw(f"{name!r} has two bounds: '{counts[name]}' and '{dim}'", index)
+
+
 def _check_bound(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) -> Iterator[Flaw]:
     """Everything that is computed must be known whatever optional arguments are left out."""
     required = tuple([part for part in parameters if part.is_tensor and not part.optional])
@@ -816,6 +881,19 @@ def _tensor_name(schema: Schema, name: str | int) -> str:
     return name if isinstance(name, str) else names[name]
 
 
+def _make_bounded(schema: Schema) -> Schema:
+    """Return the schema with bounds and counts; see `Schema.bounded`."""
+    results = [
+        part._replace(dims=tuple([dim.bound for dim in part.dims])) for part in schema.results
+    ]
+    dtype = make_set(["i64"])
+    for part in schema.dtypes:  # a variable of the same set is the same one
+        if not part.name and part.dtypes == dtype.dtypes:
+            dtype = part
+    counts = [Result(str(dim.value), dtype, ()) for dim in schema.counts]
+    return schema.with_parts(schema.parameters, [*results, *counts])
+
+
 def _make_vjp(schema: Schema, name: str | None) -> Schema:
     """Return the schema of the vjp; see `Schema.vjp`."""
     if schema.mutated:
@@ -824,7 +902,11 @@ def _make_vjp(schema: Schema, name: str | None) -> Schema:
     tensors = _name_dims(schema)
     cotangents = [
         Parameter(
-            cotangent_name(schema, result), "tensor", result.dtype, result.dims, many=result.many
+            cotangent_name(schema, result),
+            "tensor",
+            result.dtype,
+            tuple([_as_argument(dim) for dim in result.dims]),
+            many=result.many,
         )
         for result in schema.results
         if result.dtype.may_be_floating
@@ -843,6 +925,11 @@ def _make_vjp(schema: Schema, name: str | None) -> Schema:
         return Schema(namespace, last, parameters, gradients, elements=schema.elements)
     except ArgumentError as error:
         raise _refuse(schema, str(error)) from error
+
+
+def _as_argument(dim: Dim) -> Dim:
+    """Return a dimension of a result as an argument of its shape has it."""
+    return Dim("name", dim.value) if dim.kind == "counted" else dim
 
 
 def cotangent_name(schema: Schema, result: Result) -> str:
@@ -942,8 +1029,18 @@ def write_type(part: Parameter | Result, defined: set[str]) -> str:
         dtype = "|".join(map(short_name, part.dtype.dtypes))
     defined.add(part.dtype.name)
     optional = "?" if isinstance(part, Parameter) and part.optional else ""
-    dims = ", ".join(map(str, part.dims))
+    dims = ", ".join([_write_dim(dim, defined) for dim in part.dims])
     return f"{dtype or part.dtype.text}[{dims}]{write_many(part.many)}{optional}"
+
+
+def _write_dim(dim: Dim, defined: set[str]) -> str:
+    """Return a dimension; the bound of what is counted stands where it appears first."""
+    if dim.kind != "counted":
+        return str(dim)
+    mark = f"{dim.value}<="
+    is_known = mark in defined
+    defined.add(mark)
+    return str(dim.value) if is_known else str(dim)
 
 
 def write_literal(value: Any) -> str:
@@ -1162,7 +1259,7 @@ def signature(schema: Schema) -> Signature:
         )
         for part in schema.parameters
     ]
-    if schema.results:
+    if schema.results and not schema.counts:
         kind = "tuple"
         if len(schema.results) == 1:
             kind = "tensor" if schema.results[0].many is None else "list"
@@ -1188,7 +1285,7 @@ def help_text(schema: Schema, summary: str, layout: str) -> str:
     """Return the help of a kernel; see `Schema.help`."""
     sections = [summary.strip() or f"Run the kernel {schema.qualified}.", str(schema)]
     arguments = [_argument(schema, parameter, layout) for parameter in schema.parameters]
-    if schema.results:
+    if schema.results and not schema.counts:
         arguments.append(_out(schema))
     if arguments:
         sections.append(_section("Args", arguments))
@@ -1236,6 +1333,12 @@ def _out(schema: Schema) -> str:
 
 def _result(schema: Schema, result: Result) -> str:
     words = _tensor(schema, result)
+    counted = next((dim for dim in result.dims if dim.kind == "counted"), None)
+    if counted is not None:
+        return (
+            f"{result.name}: {words}, where the kernel says {counted.value}; a view of new memory "
+            "of the caller's framework, which has room for the bound."
+        )
     return f"{result.name}: {words}; new memory of the caller's framework, or `out`."
 
 

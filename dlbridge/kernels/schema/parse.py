@@ -6,7 +6,7 @@
     list      = ("int" | "float") "[" [INTEGER] "]"
     tensor    = "like" NAME | [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]" [many]
     many      = "[" [NAME | INTEGER] "]"
-    dim       = "_" | ["?"] "..." | ["?"] "*" NAME | sum
+    dim       = "_" | ["?"] "..." | ["?"] "*" NAME | sum | NAME "<=" sum
     sum       = product {("+" | "-") product}
     product   = operand {("*" | "//") operand}
     operand   = ["?"] NAME | INTEGER | "(" sum ")"
@@ -68,7 +68,7 @@ _WORD = re.compile(
       (?P<name>[A-Za-z_][A-Za-z0-9_]*)
     | (?P<number>(?:\d+(?:\.\d+|\.(?!\.))?|\.\d+)(?:[eE][+-]?\d+)?)
     | (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-    | (?P<sign>\.\.\.|::|->|//|[()\[\],:=?!|*+-])
+    | (?P<sign>\.\.\.|::|->|//|<=|[()\[\],:=?!|*+-])
     | (?P<end>\Z)
     | (?P<unknown>.)
     )""",
@@ -507,10 +507,18 @@ class Parser:
         if token.text == "_":
             reader.advance()
             return Dim("any")
+        counted = token.text if token.kind == "name" and reader.peek(1).text == "<=" else ""
+        if counted:
+            reader.advance()
+            reader.advance()
         try:
-            dim = make_expression(self.expression())
+            steps = self.expression()
+            dim = make_expression(steps)
         except not_from_handler(ArithmeticError) as error:
             reader.refuse(f"this expression {error}", token)
+        if counted:
+            steps = [("c", dim.value)] if dim.kind == "constant" else steps
+            dim = Dim("counted", counted, tuple(steps))
         if is_outside(dim.value):
             reader.refuse(f"a dimension must be from 0 to 2**63 - 1, got {dim.value}", token)
         return dim
@@ -578,12 +586,18 @@ class Parser:
                     reader.advance()
                 found.append((name, self._tensor()))
                 self._end_item(")")
+        known = {dim.value: dim for _, of in found for dim in of[1] if dim.kind == "counted"}
         return tuple(
             [
-                Result(name or default_name(index, len(found)), *of_type)
-                for index, (name, of_type) in enumerate(found)
+                Result(name or default_name(index, len(found)), dtype, _resolve(dims, known), many)
+                for index, (name, (dtype, dims, many)) in enumerate(found)
             ]
         )
+
+
+def _resolve(dims: tuple[Dim, ...], known: dict[int | str, Dim]) -> tuple[Dim, ...]:
+    """Return dimensions in which the name of what the kernel says means just that."""
+    return tuple([known.get(dim.value, dim) if dim.kind == "name" else dim for dim in dims])
 
 
 def parse_expression(text: str) -> Dim:

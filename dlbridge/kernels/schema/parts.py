@@ -61,11 +61,13 @@ class Dim(NamedTuple):
 
     Attributes:
         kind: "constant" (exactly `value`), "name" (bound by the first tensor that has it), "any"
-            (`_`: whatever comes), "pack" (`...` or `*name`: any number of dimensions) or
-            "expression" (`2*n`: computed).
-        value: the extent of a constant, the name of a name or pack ("..." if it has none), else "".
-            A name whose extent differs between the tensors of a list begins with "?".
-        steps: an expression in postfix: ("c", extent), ("n", name), ("+" "-" "*" "/", "").
+            (`_`: whatever comes), "pack" (`...` or `*name`: any number of dimensions),
+            "expression" (`2*n`: computed) or "counted" (`k<=n`: the kernel says it).
+        value: the extent of a constant, the name of a name or pack ("..." if it has none), or what
+            is counted, else "". A name whose extent differs between the tensors of a list begins
+            with "?".
+        steps: an expression in postfix: ("c", extent), ("n", name), ("+" "-" "*" "/", ""); of what
+            is counted, its bound.
 
     Example:
         >>> str(Dim("expression", "", (("n", "n"), ("c", 2), ("/", ""))))
@@ -81,10 +83,18 @@ class Dim(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that the dimension needs or binds; a pack's own name is none of them."""
+        """The names that the dimension needs or binds.
+
+        A pack's own name is none of them, and neither is that of what is counted.
+        """
         if self.kind == "name":
             return (str(self.value),)
         return tuple([str(value) for operation, value in self.steps if operation == "n"])
+
+    @property
+    def bound(self) -> Dim:
+        """How large it can be: of what is counted its bound, else itself."""
+        return make_expression(self.steps) if self.kind == "counted" else self
 
     def is_linear(self, name: str) -> bool:
         """Tell whether an expression is one number times `name`, plus another, whatever they are.
@@ -131,7 +141,7 @@ class Dim(NamedTuple):
         """
         if self.kind == "constant":
             return self.value
-        if self.kind == "name":
+        if self.kind in ("name", "counted"):
             return names.get(str(self.value))
         stack: list[Any] = []
         for operation, value in self.steps:
@@ -223,6 +233,7 @@ _WRITERS: dict[str, Callable[[Dim], str]] = {
     "any": lambda _: "_",
     "pack": _write_pack,
     "expression": _write_expression,
+    "counted": lambda dim: f"{dim.value}<={_write_expression(dim)}",
 }
 
 
@@ -578,13 +589,15 @@ def _dim_text(dim: Dim, bindings: Bindings) -> str:
         if extents is None:
             return str(dim)
         return f"{dim}=({', '.join(map(str, extents))})"
-    if dim.kind not in ("name", "expression"):
+    if dim.kind not in ("name", "expression", "counted"):
         return str(dim)
     try:
-        extent = dim.evaluate(bindings.names)
+        extent = dim.bound.evaluate(bindings.names)
     except not_from_handler(ArithmeticError):
         extent = None
-    return str(dim) if extent is None else f"{dim}={extent}"
+    if extent is None or (dim.kind == "counted" and dim.bound.kind == "constant"):
+        return str(dim)
+    return f"{dim}={extent}"
 
 
 # ---- tensors of any framework --------------------------------------------------------------------
