@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, Unpack
 
 from dlbridge import registry
+from dlbridge._core import native
 from dlbridge.cuda.driver import NONE, wait_for
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError
 from dlbridge.exchange import adapter, exchange, protocol, trees
@@ -185,7 +186,7 @@ class Stream(Iterator[Any]):
         )
         self._feed, self._thread = feed, feed.thread
         atexit.register(feed.leave)
-        self._thread.start()
+        native.defer_signals(self._thread.start)  # else threading drops a thread that has begun
 
     def __iter__(self) -> Stream:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ import dlbridge
 import dlbridge.graph as tf
 from dlbridge.exchange.adapter import adapter
 from dlbridge.graph.core.scopes import GRAPHS, SESSIONS
+from dlbridge.kernels.kinds import read_signature
 from dlbridge.proto import GraphDef
 from dlbridge.signals import is_from_handler, not_from_handler
 
@@ -518,6 +520,24 @@ def test_a_handler_may_raise_what_is_caught_of_others(job: Callable[[], object])
     signal.signal(signal.SIGUSR1, raises_a_narrow_one)
     with tf.Graph().as_default(), pytest.raises(NarrowTimeout):
         job()
+
+
+def test_no_handler_runs_amid_the_reading_of_a_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`inspect` catches what its own calls raise, and raises an exception of its own."""
+
+    def signature(_: object) -> object:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except ValueError:
+            raise ValueError("no signature") from None
+        return "read"
+
+    monkeypatch.setattr(inspect, "signature", signature)
+    signal.signal(signal.SIGUSR1, raises_a_narrow_one)
+    with pytest.raises(NarrowTimeout):
+        read_signature(print)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    assert read_signature(print) == "read"
 
 
 # ---- the sources -------------------------------------------------------------------------------

@@ -141,10 +141,11 @@ def find_special(
 
 def read_signature(function: Callable[..., Any]) -> inspect.Signature | None:
     """Return the signature of a function, or None for a builtin that has none."""
-    try:
-        return inspect.signature(function)
+    try:  # `inspect` would make an exception of its own of what a handler raises meanwhile
+        found: inspect.Signature = native.defer_signals(inspect.signature, function)
     except not_from_handler(TypeError, ValueError):
         return None
+    return found
 
 
 def _check_parameters(
