@@ -7,7 +7,9 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +380,20 @@ def test_a_function_of_the_framework_itself_is_differentiated_by_it(framework: s
         with pytest.raises(KernelError, match=r"of_jax: the kernel says k, .* call \.bounded"):
             module.jit(kernel)(module.numpy.asarray(X))
     assert numbers(found) == [[2, 0, 0, 2, 0, 2]]
+
+
+def test_eight_threads_call_it_for_the_first_time(compiled: Any) -> None:
+    kernel = dlbridge.compile_c(SOURCE, "keep", KEEP.replace("keep", "first"))
+    start = threading.Barrier(8)
+
+    def call(place: int) -> Any:
+        x = tensor(("numpy", "torch")[place % 2], X * (place + 1))
+        start.wait()
+        return numbers(kernel(x))
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(call, range(8)))
+    assert found == [[(KEPT * (place + 1)).tolist()] for place in range(8)]
 
 
 # ---- derivatives ---------------------------------------------------------------------------------
