@@ -270,13 +270,14 @@ _FIRST: dict[str, dict[str, int]] = {}
 
 
 def keeps_derivatives() -> bool:
-    """Return whether this is torch before 2.12: it keeps tensors of derivatives for longer.
+    """Return whether this is torch before 2.13: it keeps tensors of derivatives for longer.
 
     Not only after a backward pass that raised. Up to five were seen at a time, in 2.6 and in 2.11,
-    for as long as others come. Ninety tests meet them: a leak in each would be past the bound.
+    and one in 2.12, for as long as others come. Ninety tests meet them: a leak in each would be
+    past the bound.
     """
     torch = sys.modules.get("torch")
-    return torch is not None and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+    return torch is not None and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
 def empty_backward_queue() -> None:

@@ -78,6 +78,9 @@ def test_other_exchanges_are_made_between_two_graphs(
     with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
         torch.compile(function, backend="eager", fullgraph=True)(x)
     text = str(caught.value)
+    if torch.__version__ < (2, 13) and name.startswith("to_"):
+        assert "Converter" in text  # its dynamo looks up no substitute of a method in C
+        return
     assert f"reason: {name}: torch.compile has no memory to exchange" in text
     assert "dlbridge.wrap" in text
     assert "report an issue" not in text

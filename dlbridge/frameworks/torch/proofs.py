@@ -79,6 +79,7 @@ PROVED = {
     "2.10.0": Proof(_EARLIER, SYMBOLS),
     "2.11.0": Proof(_EARLIER, SYMBOLS),
     "2.12.0": Proof(_EARLIER, SYMBOLS),
+    "2.12.1": Proof(_EARLIER, SYMBOLS),
     "2.13.0": Proof(_PLACES, SYMBOLS),
     "2.14.0": Proof(_PLACES, SYMBOLS),
     "2.14.1": Proof(_PLACES, SYMBOLS),
