@@ -13,6 +13,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
@@ -36,9 +37,12 @@ class Job:
         rank, size: of this process, and their number.
         watched: communicators that receive from any rank, also after one was lost.
         lost: the ranks that were lost, where the others go on without them: MPI with ULFM.
+        ending: functions that are called once, before this process leaves.
     """
 
     def __init__(self) -> None:
+        self.ending: list[Callable[[], None]] = []
+        self._has_ended = False
         self.mpi: Any = _import()
         world = self.mpi.COMM_WORLD
         self.rank: int = world.Get_rank()
@@ -124,10 +128,13 @@ class Job:
         """Finish what was sent, tell the others, and wait until they leave as well.
 
         MPI ends on all ranks together. `progress` advances what is under way, and what this process
-        still does for the others.
+        still does for the others. A second call returns at once.
         """
-        if os.getpid() != self._process or self.mpi.Is_finalized():
+        if self._has_ended or os.getpid() != self._process or self.mpi.Is_finalized():
             return
+        self._has_ended = True
+        for function in self.ending:
+            function()
         others = [rank for rank in range(self.size) if rank != self.rank]
         nap = Nap(0.0)
         while progress() and len(self._left) < len(others):
@@ -272,4 +279,7 @@ def end_together(job: Job, progress: Any) -> None:
             raise
 
     atexit.register(leave)  # before mpi4py's own, which finalises MPI
+    # A script may call MPI.Finalize itself, which first of all deletes what hangs on MPI_COMM_SELF.
+    key = job.mpi.Comm.Create_keyval(delete_fn=lambda *_: leave())
+    job.mpi.COMM_SELF.Set_attr(key, None)
     sys.excepthook = hook

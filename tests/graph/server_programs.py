@@ -1722,15 +1722,17 @@ def ending(end: Callable[[], object]) -> None:
             raise
 
 
-def serves_to_the_end() -> None:
+def serves_to_the_end(finalises: bool = False) -> None:
     """The scripts of all tasks but one have ended, and MPI says so, when that one drives them."""
     global SERVER
     import_module("dlbridge.mpi.job").GRACE = 0.0
     SERVER = tf.train.Server(tf.train.ClusterSpec.from_mpi())
     last = tasks() - 1
-    if SERVER.rank != last:
-        return
     job = engine().job
+    if SERVER.rank != last:
+        if finalises:
+            job.mpi.Finalize()
+        return
     while len(job.left) < last:
         job.notice()
     with tf.Graph().as_default(), tf.Session(SERVER.target) as s:
@@ -1746,6 +1748,11 @@ def serves_to_the_end() -> None:
             s.run(wrong, {x: np.ones(2, np.float32)})
         same(s.run(parts[0], {x: np.ones(2, np.float32)}), np.ones(2, np.float32))
     print("served to the end")
+
+
+def serves_in_finalize() -> None:
+    """The same, where they call MPI.Finalize."""
+    serves_to_the_end(finalises=True)
 
 
 def one_script_ends_first() -> None:

@@ -165,8 +165,10 @@ def test_a_session_does_not_wait_for_a_task_that_has_ended(name: str) -> None:
 
 @needs_mpi
 @pytest.mark.subprocess
-def test_a_task_whose_script_has_ended_serves_the_others() -> None:
-    done = start(3, PROGRAMS, "-", "serves_to_the_end", timeout=170)
+@pytest.mark.parametrize("program", ["serves_to_the_end", "serves_in_finalize"])
+@pytest.mark.fast(lambda program: program == "serves_to_the_end")
+def test_a_task_whose_script_has_ended_serves_the_others(program: str) -> None:
+    done = start(3, PROGRAMS, "-", program, timeout=170)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "served to the end\n"
 

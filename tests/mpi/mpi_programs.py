@@ -2726,6 +2726,20 @@ def ends_early() -> None:
         assert mpi.recv(0).sum() == 100000
 
 
+def finalises_mpi_itself() -> None:
+    """As a program in C does; what it sent arrives, and nobody waits for more."""
+    if mpi.rank() == 0:
+        mpi.isend(np.ones(100000), 1)
+        engine().job.mpi.Finalize()
+        refused(MPIError, "MPI has been finalised", mpi.isend, np.ones(1), 1)
+        return
+    if mpi.rank() == 1:
+        pause(0.5)
+        assert mpi.recv(0).sum() == 100000
+        refused(MPIError, "rank 0", mpi.recv, 0)
+    engine().job.mpi.Finalize()
+
+
 def main() -> None:
     say_where_on_request()
     folder, *names = sys.argv[1:]

@@ -209,6 +209,14 @@ def test_a_rank_may_end_early() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
+@needs_mpi
+@pytest.mark.subprocess
+def test_a_script_may_finalise_mpi_itself() -> None:
+    done = start(3, PROGRAMS, "-", "finalises_mpi_itself", timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.full

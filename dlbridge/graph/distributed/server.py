@@ -20,7 +20,6 @@ has made (`_END`): it makes no other.
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import struct
@@ -171,7 +170,7 @@ class Server:
         ] = {}  # rank whose script has ended -> session -> steps
         self._spare: Any = None  # communicator of what tasks exchange beside runs
         self._running.others.append(self.transport.progress)
-        atexit.register(self._serve_to_the_end)  # before the process waits for the others
+        self._running.job.ending.append(self._serve_to_the_end)
         targets.add(self.target, self._target)
 
     @property
@@ -254,12 +253,10 @@ class Server:
 
     def _serve_to_the_end(self) -> None:
         """Serve while the process waits for the scripts of the others to end."""
-        with suppress(MPIError):  # MPI was finalised, or this process was forked
-            self._running.job.check_process("Server")
-            self._idle += 1
-            self._running.others.append(self._serve_all)
-            made = [_STEPS_MADE.pack(number, of.ended) for number, of in self._together.items()]
-            self.tell_all(self.others, 0, _END, b"".join(made))
+        self._idle += 1
+        self._running.others.append(self._serve_all)
+        made = [_STEPS_MADE.pack(number, of.ended) for number, of in self._together.items()]
+        self.tell_all(self.others, 0, _END, b"".join(made))
 
     def _serve_all(self) -> bool:
         self._serve_requests()
