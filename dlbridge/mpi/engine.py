@@ -100,7 +100,7 @@ class Operation:
                     self.after = made
                     return False
                 self.requests = made
-        except not_from_handler(StopIteration) as end:
+        except StopIteration as end:  # no handler's: a generator makes a RuntimeError of that
             self.result = end.value
         except BaseException as error:
             self.error = error

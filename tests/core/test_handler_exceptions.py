@@ -555,6 +555,9 @@ _OF_PYTHON = {
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, Exception)
 }
+# Where it is the end of a generator, which makes a RuntimeError of what a handler raises there; and
+# where the clause must not run Python code, in which a handler could raise once more.
+_OF_GENERATORS = ("mpi/engine.py", ["StopIteration"])
 
 
 @cache
@@ -591,7 +594,8 @@ def _only_passes_on(node: ast.ExceptHandler | ast.Call) -> bool:
 def test_whoever_catches_exceptions_of_python_lets_those_of_handlers_pass() -> None:
     assert sum("not_from_handler" in caught[0] for _, caught, _ in _clauses()) > 200
     for where, caught, node in _clauses():
-        if _OF_PYTHON.intersection(caught):
+        file = where.partition(":")[0]
+        if _OF_PYTHON.intersection(caught) and (file, caught) != _OF_GENERATORS:
             wanted = f"not_from_handler({', '.join(caught)})"
             assert _only_passes_on(node), f"{where}: catch {wanted}"
 

@@ -238,7 +238,7 @@ SURVEYED = {name: each for name, each in CALLED.items() if name not in LEFT_OUT}
 
 
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: type(wrong).__name__)
 @pytest.mark.fast(lambda wrong: isinstance(wrong, str | float))
 def test_one_argument_of_a_wrong_type_is_refused_by_its_name_or_taken(
     module: str, wrong: object

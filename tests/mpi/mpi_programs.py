@@ -1777,6 +1777,16 @@ def interrupt_soon() -> None:
     threading.Thread(target=interrupt).start()
 
 
+def say_so(rank: int) -> None:
+    """Tell a rank to go on, beside dlbridge."""
+    engine().job.mpi.COMM_WORLD.send(None, rank)
+
+
+def hear_from(rank: int) -> None:
+    """Wait until a rank says so."""
+    engine().job.mpi.COMM_WORLD.recv(source=rank)
+
+
 def interrupted_messages() -> None:
     """Ctrl-C ends the wait for either side; the message arrives, and nothing of it stays."""
     rank = mpi.rank()
@@ -1787,12 +1797,13 @@ def interrupted_messages() -> None:
         mpi.barrier()
         if rank == 0:
             send = announce(x, 1)
-            pause(0.5)
+            hear_from(1)
             send()
         elif rank == 1:
             interrupt_soon()
             with pytest.raises(KeyboardInterrupt):
                 mpi.recv(0, out=target)
+            say_so(0)
         mpi.barrier()
     finish()
     assert rank != 1 or np.array_equal(out, x)
@@ -1800,8 +1811,9 @@ def interrupted_messages() -> None:
         interrupt_soon()
         with pytest.raises(KeyboardInterrupt):
             mpi.send(x, 1)
+        say_so(1)
     elif rank == 1:
-        pause(0.5)
+        hear_from(0)
         check(mpi.recv(0), x)
     mpi.barrier()
     finish()
@@ -1980,8 +1992,10 @@ def new_communicators() -> None:
     if rank == 0:
         with pytest.raises(KeyboardInterrupt):
             interrupted_call()
+        for other in range(1, size):
+            say_so(other)
     else:
-        pause(1)
+        hear_from(0)
     check(mpi.allreduce(np.ones(3), comm=interrupted), np.full(3, float(size)))
     check(mpi.allreduce(np.ones(3), comm=shared), np.full(3, float(size)))
     for comm in (shared, interrupted):
@@ -2463,8 +2477,10 @@ def interrupted() -> None:
             interrupt_soon()
             with pytest.raises(KeyboardInterrupt):
                 mpi.allreduce(np.ones(count))
+            for other in range(1, size):
+                say_so(other)
         else:
-            pause(0.5)
+            hear_from(0)
             assert mpi.allreduce(np.ones(count)).tolist() == [size] * count
         assert mpi.allreduce(np.ones(1)).tolist() == [size]
 
