@@ -1027,6 +1027,21 @@ class Loops:
         """Whether a call with them runs in the loops."""
 
 @final
+class CCall:
+    """How a C function of bare pointers and sizes is called by the core; see `kinds.c_call`."""
+
+    def __new__(
+        cls,
+        values: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...],
+        parameters: tuple[tuple[str, str, int, int, bool, int], ...],
+        size: int,
+        is_signed: bool,
+    ) -> Self:
+        """`values` and `parameters` are those of `CudaLaunch`; `size` is that of the status which
+        is returned, in bytes, 0 without one. Raises NotImplementedError where there are too many
+        parameters, or where calls of this processor are not known."""
+
+@final
 class CudaLaunch:
     """How a GPU kernel is launched by the core; see `kernels.cuda_launch`."""
 

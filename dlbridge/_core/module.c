@@ -247,26 +247,21 @@ static struct PyModuleDef definition = {
 
 static int start_types(PyObject *module) {
     dlb_receipt_prepare();
-    PyTypeObject *const types[] = {&dlb_TensorType,         &dlb_BufferType,
-                                   &dlb_LimitsType,         &dlb_ConverterType,
-                                   &dlb_TreeMemoType,       &dlb_KernelType,
-                                   &dlb_BoundCallType,      &dlb_JaxCallerType,
-                                   &dlb_PythonFunctionType, &dlb_ProgramType,
-                                   &dlb_FeedType,           &dlb_FetchType,
-                                   &dlb_LoopsType,          &dlb_QuietType,
-                                   &dlb_LookupType,         &dlb_LaunchType,
-                                   &dlb_AlignedNumpyType,   &dlb_LimitedNumpyType,
-                                   &dlb_HeldBufferType,     &dlb_CollectableBufferType,
-                                   &dlb_RecordingType,      &dlb_TransportType,
-                                   &dlb_RecordType,         &dlb_InArenaType,
-                                   &dlb_LoanType,           &dlb_RendezvousType,
-                                   &dlb_EdgeType,           &dlb_StepNumbersType,
-                                   &dlb_ClusterCallType,    &dlb_PeersType,
-                                   &dlb_BallotType,         &dlb_ReductionType,
-                                   &dlb_QuickType,          &dlb_PostedType,
-                                   &dlb_CollectiveType,     &dlb_BegunType,
-                                   &dlb_TorchMemoryType,    &dlb_TorchHoldType,
-                                   &dlb_TreePlanType,       &dlb_TreeBallotType};
+    PyTypeObject *const types[] = {
+        &dlb_TensorType,       &dlb_BufferType,      &dlb_LimitsType,
+        &dlb_ConverterType,    &dlb_TreeMemoType,    &dlb_KernelType,
+        &dlb_BoundCallType,    &dlb_JaxCallerType,   &dlb_PythonFunctionType,
+        &dlb_ProgramType,      &dlb_FeedType,        &dlb_FetchType,
+        &dlb_LoopsType,        &dlb_QuietType,       &dlb_LookupType,
+        &dlb_LaunchType,       &dlb_CCallType,       &dlb_AlignedNumpyType,
+        &dlb_LimitedNumpyType, &dlb_HeldBufferType,  &dlb_CollectableBufferType,
+        &dlb_RecordingType,    &dlb_TransportType,   &dlb_RecordType,
+        &dlb_InArenaType,      &dlb_LoanType,        &dlb_RendezvousType,
+        &dlb_EdgeType,         &dlb_StepNumbersType, &dlb_ClusterCallType,
+        &dlb_PeersType,        &dlb_BallotType,      &dlb_ReductionType,
+        &dlb_QuickType,        &dlb_PostedType,      &dlb_CollectiveType,
+        &dlb_BegunType,        &dlb_TorchMemoryType, &dlb_TorchHoldType,
+        &dlb_TreePlanType,     &dlb_TreeBallotType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;

@@ -10,6 +10,7 @@ import pytest
 import dlbridge.kernels.wrap
 from dlbridge._core import ffi
 from dlbridge.errors import ArgumentError, ExchangeError, KernelError
+from dlbridge.kernels.kinds.recognition import make_targets
 from dlbridge.kernels.library import compile_c
 
 wrap = dlbridge.kernels.wrap.wrap
@@ -88,14 +89,92 @@ def test_an_integer_that_c_cannot_hold_is_refused_before_the_call() -> None:
         raise AssertionError
 
     kernel = wrap(function, "raw::narrow(x!: f32[n], *, k: int)", abi="void(float *x, int8_t k)")
-    with pytest.raises(OverflowError):
+    with pytest.raises(ArgumentError, match=r"k is 1000, which .* signed integer of 8 bits cannot"):
         kernel(np.zeros(3, "float32"), k=1000)
+
+
+STATUSES = {
+    "signed char": -128, "unsigned char": 200, "short": -30000, "uint16_t": 60000,
+    "int": -(2**31), "uint32_t": 2**32 - 1, "int64_t": 2**40, "uint64_t": 5, "bool": 1,
+}  # fmt: skip
+
+
+def test_a_status_may_be_any_integer() -> None:
+    """What is behind the bytes of a small one in its register is not looked at."""
+    for number, (kind, status) in enumerate(STATUSES.items()):
+        source = (
+            "#include <stdint.h>\n#include <stdbool.h>\n"
+            f"static {kind} table[] = {{0, ({kind}){status}LL}};\n"
+            f"{kind} status(int64_t which) {{ return table[which]; }}\n"
+        )
+        schema = f"raw::status_{number}(x: f32[which], *, which: int)"
+        kernel = compile_c(source, "status", schema, abi=f"{kind}(int64_t which)")
+        kernel(np.zeros(0, "float32"), which=0)
+        with pytest.raises(KernelError, match=f"returned status {status}$"):
+            kernel(np.zeros(1, "float32"), which=1)
+
+
+KINDS = {
+    "int8_t": ("int", -100), "uint8_t": ("int", 200), "int16_t": ("int", -30000),
+    "uint16_t": ("int", 60000), "int32_t": ("int", -(2**31)), "uint32_t": ("int", 2**32 - 1),
+    "int64_t": ("int", -(2**53)), "bool": ("bool", True), "float": ("float", -0.5),
+    "double": ("float", 1e300),
+}  # fmt: skip
+
+
+def passing(kinds: list[str], name: str):
+    """Return a kernel that writes its scalars of these types into `out`, and what it is to write.
+
+    The tensors stand in the middle, so that their addresses go through registers or the stack.
+    """
+    scalars = [f"s{i}" for i in range(len(kinds))]
+    parameters = [f"{kind} {scalar}" for kind, scalar in zip(kinds, scalars, strict=True)]
+    half = len(parameters) // 2
+    parameters[half:half] = ["const double *x", "int64_t n", "double *out"]
+    text = ", ".join(parameters)
+    body = "".join(f"    out[{i}] = (double){each};\n" for i, each in enumerate(scalars))
+    source = (
+        "#include <stdint.h>\n#include <stdbool.h>\n"
+        f"void pass({text}) {{\n{body}    out[n - 1] = x[0] + n;\n}}\n"
+    )
+    declared = [f"{scalar}: {KINDS[kind][0]}" for kind, scalar in zip(kinds, scalars, strict=True)]
+    schema = f"raw::{name}(x: f64[n], *, {', '.join(declared)}) -> f64[n]"
+    values = {scalar: KINDS[kind][1] for kind, scalar in zip(kinds, scalars, strict=True)}
+    kernel = compile_c(source, "pass", schema, abi=f"void({text})")
+    n = len(kinds) + 1
+    x = np.full(n, 0.25)
+    expected = [
+        np.float32(v) if k == "float" else v for k, v in zip(kinds, values.values(), strict=True)
+    ]
+    return lambda: kernel(x, **values).tolist(), [*map(float, expected), n + 0.25]
+
+
+def test_arguments_go_into_registers_and_onto_the_stack() -> None:
+    """Of each type, in every order: a small number has its sign behind it, a float nothing."""
+    rng = np.random.default_rng(5)
+    for number, count in enumerate((1, 3, 5, 8, 12, 16)):
+        kinds = [*rng.choice(list(KINDS), count)]
+        call, expected = passing(kinds, f"mixed_{number}")
+        assert call() == expected, kinds
+    for kind in ("float", "double", "int8_t"):  # more than there are registers
+        call, expected = passing([kind] * 16, f"many_{kind}")
+        assert call() == expected
+
+
+def test_a_call_of_a_signature_needs_no_python(framework) -> None:
+    """It is the core's, as calls of functions of DLTensors are: also where jax.jit makes it."""
+    kernel = wrap(axpy, AXPY.replace("axpy", "in_c"), abi=AXPY_C)
+    (target,) = make_targets("in_c", kernel.functions, kernel.schema, kernel.recipe.launch)
+    assert target[1] == "c"
+    text = wrap(axpy, "raw::text(x!: f32[n], *, s: str)", abi="void(float *x, const char *s)")
+    (target,) = make_targets("text", text.functions, text.schema, text.recipe.launch)
+    assert target[1] == "python"
 
 
 def test_a_strided_tensor_is_refused_where_nothing_is_copied() -> None:
     kernel = wrap(axpy, AXPY, abi=AXPY_C, layout="strided")
     x = np.zeros(8, "float32")
-    with pytest.raises(ExchangeError, match="raw::axpy: 'x' must be row-major"):
+    with pytest.raises(ExchangeError, match="raw::axpy: argument 'x': expected row-major"):
         kernel(x[::2], x[:4])
 
 

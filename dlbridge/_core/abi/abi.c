@@ -94,14 +94,10 @@ int dlb_invoke_pointers(const dlb_kernel *kernel, const dlb_target *target,
     return calls[frame->tensor_count](target->function, frame->tensors);
 }
 
-/* ==== CUDA functions, as cuLaunchKernel starts them ====
- *
- * How their parameters, the grid and the rest follow from the tensors of a call. */
+/* ==== parameters of C and of CUDA, as they follow from a call ==== */
 
 #define MAX_VALUES 128
 #define MAX_PARAMETERS 192
-#define MAX_STEPS 256
-#define MAX_DEVICES 64
 #define END INT32_MAX
 
 /* The product of the dimensions start .. stop of a tensor, or a scalar. Dimensions
@@ -128,29 +124,12 @@ typedef struct {
     const char *name;
 } parameter;
 
-typedef struct { /* steps first .. first + length, over values */
-    int32_t first, length;
-} program;
-
-enum { GRID = 0, BLOCK = 3, SHARED = 6, PROGRAMS = 7 };
-
-/* native.CudaLaunch */
 typedef struct {
-    PyObject_HEAD
-    PyObject *load; /* load(device) -> address of a CUfunction of its primary context */
-    PyObject *keeps; /* the texts of names */
-    _Atomic(CUfunction) functions[MAX_DEVICES];
-    _Atomic int shared[MAX_DEVICES]; /* dynamic bytes that were seen to be allowed */
-    int32_t value_count, source_count, parameter_count, step_count;
+    int32_t value_count, source_count, parameter_count;
     value values[MAX_VALUES];
     source sources[MAX_VALUES];
     parameter parameters[MAX_PARAMETERS];
-    program programs[PROGRAMS]; /* grid, block, shared */
-    dlb_step steps[MAX_STEPS];
-} launch_plan;
-
-#define FREE_SHARED (48 * 1024) /* of a block, without asking */
-#define MAX_THREADS 1024
+} parameters;
 
 /* ---- values ---- */
 
@@ -167,7 +146,7 @@ static int64_t multiply_dims(const DLTensor *tensor, const source *source) {
     return extent;
 }
 
-static bool read_value(const launch_plan *self, const value *value,
+static bool read_value(const parameters *self, const value *value,
                        const dlb_frame *frame, int64_t *out) {
     for (int32_t i = value->first; i < value->first + value->count; i++) {
         const source *source = &self->sources[i];
@@ -183,7 +162,7 @@ static bool read_value(const launch_plan *self, const value *value,
     return false;
 }
 
-static int read_values(const dlb_kernel *kernel, const launch_plan *self,
+static int read_values(const dlb_kernel *kernel, const parameters *self,
                        dlb_frame *frame, int64_t *values) {
     for (int32_t i = 0; i < self->value_count; i++)
         if (!read_value(self, &self->values[i], frame, &values[i]))
@@ -192,6 +171,202 @@ static int read_values(const dlb_kernel *kernel, const launch_plan *self,
                                   self->values[i].name);
     return 0;
 }
+
+static bool fits(int64_t value, const parameter *parameter) {
+    int bits = 8 * parameter->size;
+    if (parameter->is_signed)
+        return bits == 64 || (value >= -(INT64_C(1) << (bits - 1)) &&
+                              value < INT64_C(1) << (bits - 1));
+    return value >= 0 && (bits == 64 || value < INT64_C(1) << bits);
+}
+
+static int64_t read_integer(const parameter *parameter, const dlb_frame *frame,
+                            const int64_t *values) {
+    int32_t index = parameter->index;
+    switch (parameter->kind) {
+    case 't':
+        return frame->tensors[index].ndim < 0
+                   ? 0
+                   : (int64_t)frame->tensors[index].data +
+                         (int64_t)frame->tensors[index].byte_offset;
+    case 'v':
+        return values[index];
+    case 'i':
+        return frame->scalars[index].value.i;
+    case 's':
+        return frame->tensors[index].strides[parameter->dim] *
+               dlb_packed_bytes(frame->tensors[index].dtype, 0, 1);
+    default:
+        return index;
+    }
+}
+
+/* The bytes of a parameter stand at the start of its slot, and what is behind them is
+ * the sign, or 0: all hosts of CUDA, and those whose calls of C are known here, are
+ * little endian. */
+static int fill_slot(const dlb_kernel *kernel, const parameter *parameter,
+                     dlb_frame *frame, const int64_t *values, uint64_t *slot) {
+    if (parameter->kind == 'f') {
+        double number = frame->scalars[parameter->index].value.f;
+        float single = (float)number;
+        bool is_double = parameter->size == sizeof number;
+        *slot = 0;
+        memcpy(slot, is_double ? (void *)&number : (void *)&single, parameter->size);
+        return 0;
+    }
+    int64_t value = read_integer(parameter, frame, values);
+    memcpy(slot, &value, sizeof value);
+    if (parameter->kind == 't' || fits(value, parameter))
+        return 0;
+    return dlb_frame_fail(frame, DLB_ERROR_VALUE,
+                          "%s: %s is %lld, which the kernel's %s integer of %d bits "
+                          "cannot hold",
+                          kernel->name, parameter->name, (long long)value,
+                          parameter->is_signed ? "signed" : "unsigned",
+                          8 * parameter->size);
+}
+
+/* ==== C functions of bare pointers and sizes, as their signature says ====
+ *
+ * Where the arguments of a function go depends on their order and on whether they are
+ * floating-point numbers, and on nothing else: the first of either kind into registers,
+ * the others onto the stack, eight bytes each. So one call serves all functions: it
+ * fills all registers, and a function reads those that it has parameters for. That is
+ * so on Linux, of the processors below. */
+
+#if defined(__linux__) && defined(__x86_64__)
+#define INTEGERS 6
+#elif defined(__linux__) && defined(__aarch64__)
+#define INTEGERS 8
+#else
+#define INTEGERS 0 /* not known: Python makes these calls */
+#endif
+#define FLOATS 8
+#define ON_STACK 16
+
+typedef struct {
+    int64_t integers[8];
+    double floats[FLOATS];
+    int64_t stack[ON_STACK];
+    int32_t integer_count, float_count, stack_count;
+} registers;
+
+/* native.CCall */
+typedef struct {
+    PyObject_HEAD
+    PyObject *keeps; /* the texts of names */
+    int size;        /* bytes of the status that is returned; 0: there is none */
+    bool is_signed;
+    parameters passed;
+} c_call;
+
+/* False: there are too many. */
+static bool place_argument(registers *all, char kind, const uint64_t *slot) {
+    if (kind == 'f' && all->float_count < FLOATS)
+        memcpy(&all->floats[all->float_count++], slot, sizeof *slot);
+    else if (kind != 'f' && all->integer_count < INTEGERS)
+        memcpy(&all->integers[all->integer_count++], slot, sizeof *slot);
+    else if (all->stack_count < ON_STACK)
+        memcpy(&all->stack[all->stack_count++], slot, sizeof *slot);
+    else
+        return false;
+    return true;
+}
+
+#if INTEGERS == 6
+#define INTEGER_TYPES int64_t, int64_t, int64_t, int64_t, int64_t, int64_t
+#define INTEGER_VALUES i[0], i[1], i[2], i[3], i[4], i[5]
+#else
+#define INTEGER_TYPES                                                                  \
+    int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t
+#define INTEGER_VALUES i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7]
+#endif
+#define FLOAT_TYPES double, double, double, double, double, double, double, double
+#define FLOAT_VALUES d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]
+#define STACK_TYPES                                                                    \
+    int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,   \
+        int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t
+#define STACK_VALUES                                                                   \
+    s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], s[11], s[12],   \
+        s[13], s[14], s[15]
+
+static int64_t call_c(void *function, const registers *all) {
+    const int64_t *i = all->integers, *s = all->stack;
+    const double *d = all->floats;
+    if (all->stack_count == 0)
+        return ((int64_t (*)(INTEGER_TYPES, FLOAT_TYPES))function)(INTEGER_VALUES,
+                                                                   FLOAT_VALUES);
+    return ((int64_t (*)(INTEGER_TYPES, FLOAT_TYPES, STACK_TYPES))function)(
+        INTEGER_VALUES, FLOAT_VALUES, STACK_VALUES);
+}
+
+/* What is behind the bytes of a smaller integer is undefined. */
+static int64_t read_status(const c_call *self, int64_t returned) {
+    int unused = 64 - 8 * self->size;
+    if (self->size == 0)
+        return 0;
+    uint64_t bits = (uint64_t)returned << unused;
+    return self->is_signed ? (int64_t)bits >> unused : (int64_t)(bits >> unused);
+}
+
+int dlb_invoke_c(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame,
+                 dlb_context *context) {
+    const c_call *self = target->user;
+    const parameters *passed = &self->passed;
+    int64_t values[MAX_VALUES];
+    registers all;
+    (void)context;
+    memset(&all, 0, sizeof all);
+    if (read_values(kernel, passed, frame, values) < 0)
+        return -1;
+    for (int32_t i = 0; i < passed->parameter_count; i++) {
+        const parameter *each = &passed->parameters[i];
+        uint64_t slot;
+        const DLTensor *tensor =
+            each->kind == 't' ? &frame->tensors[each->index] : NULL;
+        if (tensor != NULL && tensor->ndim >= 0 && !dlb_is_row_major(tensor))
+            return dlb_frame_refuse(kernel, frame, each->index, "strides", -1);
+        if (fill_slot(kernel, each, frame, values, &slot) < 0)
+            return -1;
+        if (!place_argument(&all, each->kind, &slot))
+            return dlb_frame_fail(frame, DLB_ERROR_TYPE, "%s: too many parameters",
+                                  kernel->name);
+    }
+    int64_t status = read_status(self, call_c(target->function, &all));
+    return status == 0 ? 0
+                       : dlb_frame_fail(frame, DLB_ERROR_KERNEL,
+                                        "%s: the kernel returned status %lld",
+                                        kernel->name, (long long)status);
+}
+
+/* ==== CUDA functions, as cuLaunchKernel starts them ====
+ *
+ * How the grid and the rest follow from the tensors of a call. */
+
+#define MAX_STEPS 256
+#define MAX_DEVICES 64
+
+typedef struct { /* steps first .. first + length, over values */
+    int32_t first, length;
+} program;
+
+enum { GRID = 0, BLOCK = 3, SHARED = 6, PROGRAMS = 7 };
+
+/* native.CudaLaunch */
+typedef struct {
+    PyObject_HEAD
+    PyObject *load; /* load(device) -> address of a CUfunction of its primary context */
+    PyObject *keeps; /* the texts of names */
+    _Atomic(CUfunction) functions[MAX_DEVICES];
+    _Atomic int shared[MAX_DEVICES]; /* dynamic bytes that were seen to be allowed */
+    parameters passed;
+    int32_t step_count;
+    program programs[PROGRAMS]; /* grid, block, shared */
+    dlb_step steps[MAX_STEPS];
+} launch_plan;
+
+#define FREE_SHARED (48 * 1024) /* of a block, without asking */
+#define MAX_THREADS 1024
 
 /* ---- grid, block, shared memory ---- */
 
@@ -235,82 +410,31 @@ static int compute_sizes(const dlb_kernel *kernel, const launch_plan *self,
                           kernel->name, MAX_THREADS, (long long)threads);
 }
 
-/* ---- parameters ---- */
-
-static bool fits(int64_t value, const parameter *parameter) {
-    int bits = 8 * parameter->size;
-    if (parameter->is_signed)
-        return bits == 64 || (value >= -(INT64_C(1) << (bits - 1)) &&
-                              value < INT64_C(1) << (bits - 1));
-    return value >= 0 && (bits == 64 || value < INT64_C(1) << bits);
-}
-
-static int64_t read_integer(const parameter *parameter, const dlb_frame *frame,
-                            const int64_t *values) {
-    int32_t index = parameter->index;
-    switch (parameter->kind) {
-    case 't':
-        return frame->tensors[index].ndim < 0 ? 0 : (int64_t)frame->tensors[index].data;
-    case 'v':
-        return values[index];
-    case 'i':
-        return frame->scalars[index].value.i;
-    case 's':
-        return frame->tensors[index].strides[parameter->dim] *
-               dlb_packed_bytes(frame->tensors[index].dtype, 0, 1);
-    default:
-        return index;
-    }
-}
-
-/* The bytes of a parameter stand at the start of its slot: all CUDA hosts are little
- * endian. */
-static int fill_slot(const dlb_kernel *kernel, const parameter *parameter,
-                     dlb_frame *frame, const int64_t *values, uint64_t *slot) {
-    if (parameter->kind == 'f') {
-        double number = frame->scalars[parameter->index].value.f;
-        float single = (float)number;
-        bool is_double = parameter->size == sizeof number;
-        memcpy(slot, is_double ? (void *)&number : (void *)&single, parameter->size);
-        return 0;
-    }
-    int64_t value = read_integer(parameter, frame, values);
-    memcpy(slot, &value, sizeof value);
-    if (parameter->kind == 't' || fits(value, parameter))
-        return 0;
-    return dlb_frame_fail(frame, DLB_ERROR_VALUE,
-                          "%s: %s is %lld, which the kernel's %s integer of %d bits "
-                          "cannot hold",
-                          kernel->name, parameter->name, (long long)value,
-                          parameter->is_signed ? "signed" : "unsigned",
-                          8 * parameter->size);
-}
-
 /* ---- the function of a device ---- */
 
 /* Compare the signature with the driver's, if the driver knows one: a kernel that reads
  * other parameters than it is given writes anywhere. */
-static int check_parameters(const dlb_kernel *kernel, const launch_plan *self,
+static int check_parameters(const dlb_kernel *kernel, const parameters *passed,
                             dlb_frame *frame, CUfunction function) {
     const dlb_cuda_driver *driver = dlb_cuda_get();
     size_t offset, size;
     for (int32_t i = 0; driver->cuFuncGetParamInfo != NULL; i++) {
         CUresult code = driver->cuFuncGetParamInfo(function, (size_t)i, &offset, &size);
         bool is_over = code == CUDA_ERROR_INVALID_VALUE;
-        if (is_over ? i == self->parameter_count : code != 0)
+        if (is_over ? i == passed->parameter_count : code != 0)
             break;
-        if (is_over || i == self->parameter_count)
+        if (is_over || i == passed->parameter_count)
             return dlb_frame_fail(frame, DLB_ERROR_VALUE,
                                   "%s: launch: the kernel has %s%d parameters, its "
                                   "signature %d",
                                   kernel->name, is_over ? "" : "more than ", (int)i,
-                                  (int)self->parameter_count);
-        if (size != self->parameters[i].size)
+                                  (int)passed->parameter_count);
+        if (size != passed->parameters[i].size)
             return dlb_frame_fail(frame, DLB_ERROR_VALUE,
                                   "%s: launch: parameter %d, %s, has %d bytes in the "
                                   "signature and %zu in the kernel",
-                                  kernel->name, (int)i, self->parameters[i].name,
-                                  self->parameters[i].size, size);
+                                  kernel->name, (int)i, passed->parameters[i].name,
+                                  passed->parameters[i].size, size);
     }
     return 0;
 }
@@ -327,7 +451,8 @@ static int load(const dlb_kernel *kernel, launch_plan *self, dlb_frame *frame,
     if (function == NULL)
         dlb_error_catch(&frame->error, kernel->name);
     dlb_leave_python(state);
-    if (function == NULL || check_parameters(kernel, self, frame, function) < 0)
+    if (function == NULL ||
+        check_parameters(kernel, &self->passed, frame, function) < 0)
         return -1;
     atomic_store(&self->functions[device], (CUfunction)function);
     return 0;
@@ -377,7 +502,7 @@ static int allow_shared(launch_plan *self, int device, CUfunction function,
 }
 
 static int launch(launch_plan *self, int device, const int64_t *sizes,
-                  dlb_stream stream, void **parameters) {
+                  dlb_stream stream, void **addresses) {
     CUfunction function = atomic_load(&self->functions[device]);
     if (allow_shared(self, device, function, sizes[SHARED]) < 0)
         return -1;
@@ -385,23 +510,24 @@ static int launch(launch_plan *self, int device, const int64_t *sizes,
         dlb_cuda_get()->cuLaunchKernel(
             function, (unsigned)sizes[0], (unsigned)sizes[1], (unsigned)sizes[2],
             (unsigned)sizes[3], (unsigned)sizes[4], (unsigned)sizes[5],
-            (unsigned)sizes[SHARED], (CUstream)stream, parameters, NULL),
+            (unsigned)sizes[SHARED], (CUstream)stream, addresses, NULL),
         "cuLaunchKernel");
 }
 
 int dlb_invoke_launch(const dlb_kernel *kernel, const dlb_target *target,
                       dlb_frame *frame, dlb_context *context) {
     launch_plan *self = target->user;
+    const parameters *passed = &self->passed;
     int64_t values[MAX_VALUES], sizes[PROGRAMS];
     uint64_t slots[MAX_PARAMETERS];
-    void *parameters[MAX_PARAMETERS];
+    void *addresses[MAX_PARAMETERS];
     int device = find_device(frame);
-    if (read_values(kernel, self, frame, values) < 0 ||
+    if (read_values(kernel, passed, frame, values) < 0 ||
         compute_sizes(kernel, self, frame, values, sizes) < 0)
         return -1;
-    for (int32_t i = 0; i < self->parameter_count; i++) {
-        parameters[i] = &slots[i];
-        if (fill_slot(kernel, &self->parameters[i], frame, values, &slots[i]) < 0)
+    for (int32_t i = 0; i < passed->parameter_count; i++) {
+        addresses[i] = &slots[i];
+        if (fill_slot(kernel, &passed->parameters[i], frame, values, &slots[i]) < 0)
             return -1;
     }
     if (sizes[0] == 0 || sizes[1] == 0 || sizes[2] == 0)
@@ -416,26 +542,26 @@ int dlb_invoke_launch(const dlb_kernel *kernel, const dlb_target *target,
     if (atomic_load(&self->functions[device]) == NULL &&
         load(kernel, self, frame, device) < 0)
         return -1;
-    return launch(self, device, sizes, (dlb_stream)context->stream, parameters) < 0
+    return launch(self, device, sizes, (dlb_stream)context->stream, addresses) < 0
                ? dlb_frame_fail_cuda(kernel, frame)
                : 0;
 }
 
-/* ---- native.CudaLaunch: made of tuples by dlbridge.kernels.kinds.cuda_launch ---- */
+/* ---- native.CCall and CudaLaunch: made of tuples, see kernels/kinds/c_call.py ---- */
 
 static int refuse(const char *what, PyObject *item) {
-    PyErr_Format(PyExc_ValueError, "CudaLaunch: %s: %R", what, item);
+    PyErr_Format(PyExc_ValueError, "%s: %R", what, item);
     return -1;
 }
 
 /* ---- values: (name, ((tensor, start, stop), ...)) ---- */
 
-static int parse_source(launch_plan *self, PyObject *item) {
+static int parse_source(parameters *self, PyObject *item) {
     source *source = &self->sources[self->source_count];
     if (self->source_count == MAX_VALUES || !PyTuple_Check(item))
         return refuse("no source of a value, or too many", item);
-    if (!PyArg_ParseTuple(item, "iii;CudaLaunch: a source", &source->tensor,
-                          &source->start, &source->stop))
+    if (!PyArg_ParseTuple(item, "iii;a source", &source->tensor, &source->start,
+                          &source->stop))
         return -1;
     if (source->tensor < -DLB_MAX_SCALARS || source->tensor >= DLB_MAX_TENSORS)
         return refuse("a source is wrong", item);
@@ -443,13 +569,12 @@ static int parse_source(launch_plan *self, PyObject *item) {
     return 0;
 }
 
-static int parse_value(launch_plan *self, PyObject *item) {
+static int parse_value(parameters *self, PyObject *item) {
     PyObject *sources;
     value *value = &self->values[self->value_count];
     if (self->value_count == MAX_VALUES || !PyTuple_Check(item))
         return refuse("no value, or too many", item);
-    if (!PyArg_ParseTuple(item, "sO!;CudaLaunch: a value", &value->name, &PyTuple_Type,
-                          &sources))
+    if (!PyArg_ParseTuple(item, "sO!;a value", &value->name, &PyTuple_Type, &sources))
         return -1;
     value->first = self->source_count;
     value->count = (int32_t)PyTuple_GET_SIZE(sources);
@@ -462,7 +587,7 @@ static int parse_value(launch_plan *self, PyObject *item) {
 
 /* ---- parameters: (name, kind, index, size, is_signed, dim) ---- */
 
-static bool is_within(const launch_plan *self, const parameter *made) {
+static bool is_within(const parameters *self, const parameter *made) {
     const int32_t limits[][2] = {{'t', DLB_MAX_TENSORS},   {'s', DLB_MAX_TENSORS},
                                  {'i', DLB_MAX_SCALARS},   {'f', DLB_MAX_SCALARS},
                                  {'v', self->value_count}, {'c', INT32_MAX}};
@@ -472,13 +597,13 @@ static bool is_within(const launch_plan *self, const parameter *made) {
     return false;
 }
 
-static int parse_parameter(launch_plan *self, PyObject *item) {
+static int parse_parameter(parameters *self, PyObject *item) {
     int kind, size, is_signed, dim;
     parameter *made = &self->parameters[self->parameter_count];
     if (self->parameter_count == MAX_PARAMETERS || !PyTuple_Check(item))
         return refuse("no parameter, or too many", item);
-    if (!PyArg_ParseTuple(item, "sCiipi;CudaLaunch: a parameter", &made->name, &kind,
-                          &made->index, &size, &is_signed, &dim))
+    if (!PyArg_ParseTuple(item, "sCiipi;a parameter", &made->name, &kind, &made->index,
+                          &size, &is_signed, &dim))
         return -1;
     made->kind = (char)kind;
     made->size = (uint8_t)size;
@@ -488,6 +613,16 @@ static int parse_parameter(launch_plan *self, PyObject *item) {
     if (!is_within(self, made) || size < 1 || size > 8 || is_float || dim < 0)
         return refuse("a parameter is wrong", item);
     self->parameter_count++;
+    return 0;
+}
+
+static int parse_parameters(parameters *self, PyObject *values, PyObject *items) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
+        if (parse_value(self, PyTuple_GET_ITEM(values, i)) < 0)
+            return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items); i++)
+        if (parse_parameter(self, PyTuple_GET_ITEM(items, i)) < 0)
+            return -1;
     return 0;
 }
 
@@ -507,7 +642,7 @@ static int parse_program(launch_plan *self, PyObject *item, int index) {
     program *program = &self->programs[index];
     program->first = self->step_count;
     program->length =
-        dlb_parse_steps(item, self->value_count, self->steps + self->step_count,
+        dlb_parse_steps(item, self->passed.value_count, self->steps + self->step_count,
                         MAX_STEPS - self->step_count);
     if (program->length < 0)
         return -1;
@@ -517,16 +652,12 @@ static int parse_program(launch_plan *self, PyObject *item, int index) {
 
 /* ---- the type ---- */
 
-static int parse_all(launch_plan *self, PyObject *values, PyObject *parameters,
+static int parse_all(launch_plan *self, PyObject *values, PyObject *items,
                      PyObject *programs) {
     if (PyTuple_GET_SIZE(programs) != PROGRAMS)
         return refuse("there must be seven expressions", programs);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
-        if (parse_value(self, PyTuple_GET_ITEM(values, i)) < 0)
-            return -1;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(parameters); i++)
-        if (parse_parameter(self, PyTuple_GET_ITEM(parameters, i)) < 0)
-            return -1;
+    if (parse_parameters(&self->passed, values, items) < 0)
+        return -1;
     for (int i = 0; i < PROGRAMS; i++)
         if (parse_program(self, PyTuple_GET_ITEM(programs, i), i) < 0)
             return -1;
@@ -535,17 +666,17 @@ static int parse_all(launch_plan *self, PyObject *values, PyObject *parameters,
 
 static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"load", "values", "parameters", "programs", NULL};
-    PyObject *load, *values, *parameters, *programs;
+    PyObject *load, *values, *items, *programs;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O!:CudaLaunch", names, &load,
-                                     &PyTuple_Type, &values, &PyTuple_Type, &parameters,
+                                     &PyTuple_Type, &values, &PyTuple_Type, &items,
                                      &PyTuple_Type, &programs))
         return NULL;
     launch_plan *self = (launch_plan *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->load = Py_NewRef(load);
-    self->keeps = PyTuple_Pack(2, values, parameters);
-    if (self->keeps == NULL || parse_all(self, values, parameters, programs) < 0)
+    self->keeps = PyTuple_Pack(2, values, items);
+    if (self->keeps == NULL || parse_all(self, values, items, programs) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -570,4 +701,53 @@ PyTypeObject dlb_LaunchType = {
     .tp_new = launch_new,
     .tp_dealloc = launch_dealloc,
     .tp_members = launch_members,
+};
+
+/* Whether there is room for all parameters. */
+static bool has_room(const parameters *passed) {
+    registers all = {.integer_count = 0};
+    uint64_t slot = 0;
+    for (int32_t i = 0; i < passed->parameter_count; i++)
+        if (!place_argument(&all, passed->parameters[i].kind, &slot))
+            return false;
+    return true;
+}
+
+static PyObject *c_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"values", "parameters", "size", "is_signed", NULL};
+    PyObject *values, *items;
+    int size, is_signed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!ip:CCall", names, &PyTuple_Type,
+                                     &values, &PyTuple_Type, &items, &size, &is_signed))
+        return NULL;
+    if (size != 0 && size != 1 && size != 2 && size != 4 && size != 8)
+        return PyErr_Format(PyExc_ValueError, "CCall: no status has %d bytes", size);
+    c_call *self = (c_call *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->size = size;
+    self->is_signed = is_signed;
+    self->keeps = PyTuple_Pack(2, values, items);
+    if (self->keeps == NULL || parse_parameters(&self->passed, values, items) < 0)
+        Py_CLEAR(self);
+    else if (INTEGERS == 0 || !has_room(&self->passed)) {
+        Py_CLEAR(self);
+        PyErr_SetString(PyExc_NotImplementedError,
+                        "CCall: such calls are not known of this processor");
+    }
+    return (PyObject *)self;
+}
+
+static void c_call_dealloc(PyObject *object) {
+    Py_XDECREF(((c_call *)object)->keeps);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject dlb_CCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.CCall",
+    .tp_doc = "How a C function of bare pointers and sizes is called.",
+    .tp_basicsize = sizeof(c_call),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = c_call_new,
+    .tp_dealloc = c_call_dealloc,
 };

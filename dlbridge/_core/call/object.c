@@ -38,15 +38,16 @@ static const char *check_tvm_ffi(const dlb_kernel *kernel) {
     return dlb_tvm_ffi_open() ? NULL : "libtvm_ffi.so is not loaded; import tvm_ffi";
 }
 
-static const char *check_launch(const dlb_kernel *kernel) {
-    return kernel->signature ? NULL : "\"cuda\" needs a signature";
+static const char *check_signature(const dlb_kernel *kernel) {
+    return kernel->signature ? NULL : "\"c\" and \"cuda\" need a signature";
 }
 
 static const convention conventions[] = {
     {"dltensors", dlb_invoke_dltensors, NULL, NULL},
     {"pointers", dlb_invoke_pointers, check_pointers, NULL},
     {"tvm_ffi", dlb_invoke_tvm_ffi, check_tvm_ffi, NULL},
-    {"cuda", dlb_invoke_launch, check_launch, &dlb_LaunchType},
+    {"c", dlb_invoke_c, check_signature, &dlb_CCallType},
+    {"cuda", dlb_invoke_launch, check_signature, &dlb_LaunchType},
     {"python", dlb_invoke_python, NULL, &dlb_PythonFunctionType},
 };
 
@@ -80,7 +81,9 @@ static int parse_target(dlb_kernel *kernel, PyObject *item) {
     const char *why = how->check ? how->check(kernel) : NULL;
     if (why != NULL)
         return refuse(PyExc_ValueError, why, item);
-    if (how->user ? !PyObject_TypeCheck(user, how->user) : target->function == NULL)
+    bool has_function =
+        target->function != NULL || (how->user && how->invoke != dlb_invoke_c);
+    if (!has_function || (how->user && !PyObject_TypeCheck(user, how->user)))
         return refuse(PyExc_TypeError, "a target needs a function", item);
     kernel->needs_gil |= how->user == &dlb_PythonFunctionType;
     target->device_type = (DLDeviceType)device_type;

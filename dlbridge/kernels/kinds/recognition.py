@@ -21,7 +21,7 @@ from dlbridge._core import ffi
 from dlbridge.device import DeviceType
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange.protocol import describe, root_module
-from dlbridge.kernels.kinds import cuda_launch, python_kernel, raw, triton
+from dlbridge.kernels.kinds import c_call, cuda_launch, python_kernel, raw, triton
 from dlbridge.kernels.kinds.cuda_launch import Compiled, Launch
 from dlbridge.kernels.kinds.python_kernel import FRAMEWORKS
 from dlbridge.kernels.schema import Schema
@@ -518,6 +518,9 @@ def _target(
     if function.framework is not None:
         target = python_kernel.target(function.callable, function.framework, schema)
         return "python", None, target
+    called = c_call.target(function.abi, schema)
+    if called is not None:
+        return "c", function.address, called
     caller = raw.raw_caller(function.address, function.abi, schema)
     return "python", None, python_kernel.target(caller, "dlbridge", schema)
 
