@@ -27,6 +27,10 @@ def target(text: str, schema: Schema | None) -> native.CCall | None:
     if schema is None:
         return None
     returned, parameters = raw.read_signature(schema, text)
+    status = ffi.typeof(returned)
+    has_lists = any(part.many is not None for part in join_parts(schema.tensors, schema.results))
+    if has_lists or not (status.kind == "void" or raw.is_integer(status)):
+        return None
     values = Values(schema)
     slots = []
     for parameter in parameters:
@@ -34,7 +38,6 @@ def target(text: str, schema: Schema | None) -> native.CCall | None:
         if slot is None:
             return None
         slots.append(slot)
-    status = ffi.typeof(returned)
     size = 0 if status.kind == "void" else ffi.sizeof(status)
     try:
         return native.CCall(tuple(values.rows), tuple(slots), size, size > 0 and _is_signed(status))
@@ -47,7 +50,7 @@ def _slot(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot | N
     size = ffi.sizeof(kind)
     for place, part in enumerate(join_parts(schema.tensors, schema.results)):
         if part.name == name:
-            return (name, "t", place, size, False, 0) if part.many is None else None
+            return name, "t", place, size, False, 0
     for index, scalar in enumerate(schema.scalars):
         if scalar.name == name:
             is_narrow = kind is ffi.typeof("bool") and scalar.kind != "bool"
