@@ -116,7 +116,7 @@ typedef struct {
 typedef struct {
     char kind; /* 't': the address of tensor `index`; 'v': value `index`; 'i', 'f':
                   scalar `index`; 'c': `index` itself; 's': stride `dim` of tensor
-                  `index`, in bytes */
+                  `index`, in bytes; 'p': the stream */
     bool is_signed;
     uint8_t size; /* in bytes */
     int16_t dim;
@@ -315,18 +315,17 @@ int dlb_invoke_c(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *
     const parameters *passed = &self->passed;
     int64_t values[MAX_VALUES];
     registers all;
-    (void)context;
     memset(&all, 0, sizeof all);
     if (read_values(kernel, passed, frame, values) < 0)
         return -1;
     for (int32_t i = 0; i < passed->parameter_count; i++) {
         const parameter *each = &passed->parameters[i];
-        uint64_t slot;
+        uint64_t slot = (uint64_t)(uintptr_t)context->stream;
         const DLTensor *tensor =
             each->kind == 't' ? &frame->tensors[each->index] : NULL;
         if (tensor != NULL && tensor->ndim >= 0 && !dlb_is_row_major(tensor))
             return dlb_frame_refuse(kernel, frame, each->index, "strides", -1);
-        if (fill_slot(kernel, each, frame, values, &slot) < 0)
+        if (each->kind != 'p' && fill_slot(kernel, each, frame, values, &slot) < 0)
             return -1;
         if (!place_argument(&all, each->kind, &slot))
             return dlb_frame_fail(frame, DLB_ERROR_TYPE, "%s: too many parameters",
@@ -588,9 +587,13 @@ static int parse_value(parameters *self, PyObject *item) {
 /* ---- parameters: (name, kind, index, size, is_signed, dim) ---- */
 
 static bool is_within(const parameters *self, const parameter *made) {
-    const int32_t limits[][2] = {{'t', DLB_MAX_TENSORS},   {'s', DLB_MAX_TENSORS},
-                                 {'i', DLB_MAX_SCALARS},   {'f', DLB_MAX_SCALARS},
-                                 {'v', self->value_count}, {'c', INT32_MAX}};
+    const int32_t limits[][2] = {{'t', DLB_MAX_TENSORS},
+                                 {'s', DLB_MAX_TENSORS},
+                                 {'i', DLB_MAX_SCALARS},
+                                 {'f', DLB_MAX_SCALARS},
+                                 {'v', self->value_count},
+                                 {'c', INT32_MAX},
+                                 {'p', 1}};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (made->kind == limits[i][0])
             return made->index >= 0 && made->index < limits[i][1];

@@ -57,8 +57,8 @@ def _slot(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot | N
             if scalar.kind not in _KINDS or size > 8 or is_narrow:
                 return None
             return name, _KINDS[scalar.kind], index, size, _is_signed(kind), 0
-    if name == "stream":  # of the CPU
-        return name, "c", 0, size, False, 0
+    if name == "stream":
+        return name, "p", 0, size, False, 0
     if name in schema.names or name in schema.packs:
         return name, "v", values.number(name, "C signature"), size, _is_signed(kind), 0
     return None  # a length
