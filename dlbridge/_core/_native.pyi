@@ -1037,9 +1037,9 @@ class CCall:
         size: int,
         is_signed: bool,
     ) -> Self:
-        """`values` and `parameters` are those of `CudaLaunch`, and kind "p" the stream; `size` is that of the status which
-        is returned, in bytes, 0 without one. Raises NotImplementedError where there are too many
-        parameters, or where calls of this processor are not known."""
+        """`values` and `parameters` are those of `CudaLaunch`, and kind "p" the stream; `size` is
+        that of the status which is returned, in bytes, 0 without one. Raises NotImplementedError
+        where there are too many parameters, or where calls of this processor are not known."""
 
 @final
 class CudaLaunch:
