@@ -161,14 +161,20 @@ def test_arguments_go_into_registers_and_onto_the_stack() -> None:
         assert call() == expected
 
 
-def test_a_call_of_a_signature_needs_no_python(framework) -> None:
-    """It is the core's, as calls of functions of DLTensors are: also where jax.jit makes it."""
+def test_the_core_calls_functions_of_numbers_and_python_those_of_texts() -> None:
     kernel = wrap(axpy, AXPY.replace("axpy", "in_c"), abi=AXPY_C)
     (target,) = make_targets("in_c", kernel.functions, kernel.schema, kernel.recipe.launch)
     assert target[1] == "c"
     text = wrap(axpy, "raw::text(x!: f32[n], *, s: str)", abi="void(float *x, const char *s)")
     (target,) = make_targets("text", text.functions, text.schema, text.recipe.launch)
     assert target[1] == "python"
+
+
+def test_jit_of_jax_calls_it(framework) -> None:
+    jax = framework("jax")
+    kernel = wrap(axpy, AXPY.replace("axpy", "jitted"), abi=AXPY_C)
+    x = jax.numpy.arange(4.0, dtype="float32")
+    assert jax.jit(lambda x: kernel.jax(x, x, alpha=3.0))(x).tolist() == [0, 4, 8, 12]
 
 
 def test_a_strided_tensor_is_refused_where_nothing_is_copied() -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlbridge._core import ffi, native
 from dlbridge.errors import ArgumentError, KernelError
 from dlbridge.kernels.kinds import raw
+from dlbridge.kernels.kinds.slots import NO_DIMENSION, Slot, Values, encode, size_of
 from dlbridge.kernels.schema import (
     Parameter,
     Result,
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
 
 Size = int | str
 Sizes = tuple[Size, ...]
-# name, kind, index, size in bytes, whether it is signed, dimension: as the core reads it
-Slot = tuple[str, str, int, int, bool, int]
-
-_END = 2**31 - 1  # DLB_LAUNCH_END: up to the last dimension
 
 
 class Launch(NamedTuple):
@@ -150,62 +147,6 @@ def _program(schema: Schema, values: Values, option: str, size: Size) -> tuple[A
     return encode_expression(schema, option, size, lambda name: values.number(name, option))
 
 
-# ---- what is computed from a call ----------------------------------------------------------------
-
-
-class Values:
-    """The numbers that parameters and sizes are made of, each with where it is found.
-
-    Attributes:
-        rows: (name, ((tensor, first dimension, end), …)); a tensor below 0 is a scalar.
-    """
-
-    def __init__(self, schema: Schema) -> None:
-        self.schema = schema
-        self.rows: list[tuple[str, tuple[tuple[int, int, int], ...]]] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, name: str, option: str) -> int:
-        """Return the number of a named dimension, a pack or a scalar that is a dimension."""
-        if name not in self._numbers:
-            sources = self._find(name)
-            if not sources:
-                why = raw.OUT_OF_REACH if name in self.schema.names else NO_DIMENSION
-                raise ArgumentError(
-                    f"{self.schema.qualified}: {option}: {name!r} {why}; "
-                    f"there are {', '.join(self._known()) or 'none'}"
-                )
-            self._numbers[name] = self._add(name, sources)
-        return self._numbers[name]
-
-    def extent(self, name: str, place: int, start: int, end: int | None) -> int:
-        """Return the number of the product of some dimensions of one tensor."""
-        return self._add(name, ((place, start, _END if end is None else end),))
-
-    def _add(self, name: str, sources: tuple[tuple[int, int, int], ...]) -> int:
-        self.rows.append((name, sources))
-        return len(self.rows) - 1
-
-    def _find(self, name: str) -> tuple[tuple[int, int, int], ...]:
-        if name not in self._known():
-            return ()
-        for index, scalar in enumerate(self.schema.scalars):
-            if scalar.name == name:
-                return ((-1 - index, 0, 0),)
-        return tuple(
-            (place, extents.start, _END if extents.stop is None else extents.stop)
-            for place, extents in raw.find_extent(self.schema, name)
-        )
-
-    def _known(self) -> list[str]:
-        schema = self.schema
-        scalars = [name for _, name in schema.sizes]
-        return [name for name in raw.known_extents(schema) if name not in scalars] + scalars
-
-
-NO_DIMENSION = "is not a dimension of the schema"
-
-
 # ---- parameters of kernels in C ------------------------------------------------------------------
 
 
@@ -241,7 +182,7 @@ def _compare_compiled(
     schema: Schema, parameters: list[raw.CParameter], compiled: tuple[tuple[str, int], ...]
 ) -> None:
     """Refuse a signature that passes other numbers or sizes than the kernel was compiled for."""
-    passed = [(raw.is_float(each.type), _size(each)) for each in parameters]
+    passed = [(raw.is_float(each.type), size_of(each)) for each in parameters]
     if passed != [(kind == "f", size) for kind, size in compiled]:
         sizes = ", ".join(_KINDS.get(kind, "{} bytes").format(8 * size) for kind, size in compiled)
         raise ArgumentError(
@@ -270,29 +211,21 @@ def _is_sized(parameter: raw.CParameter) -> bool:
     return bool(parameter.type.item.kind == "primitive")
 
 
-def _size(parameter: raw.CParameter) -> int:
-    return 8 if parameter.is_pointer else ffi.sizeof(parameter.type)
-
-
 _UNREADABLE = {"str": "text", "dtype": "a dtype", "int[]": "a list", "float[]": "a list"}
 
 
 def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot:
-    name, kind = parameter.name, parameter.type
-    size = _size(parameter)
-    for place, part in enumerate(join_parts(schema.tensors, schema.results)):
-        if part.name == name:
-            return name, "t", place, size, False, 0
-    is_signed = raw.is_integer(kind) and raw.is_signed(kind)
-    for index, scalar in enumerate(schema.scalars):
-        if scalar.name == name:
-            if scalar.kind in _UNREADABLE:
-                what = _UNREADABLE[scalar.kind]
-                raise _refuse(schema, name, f"is {what}, which a GPU kernel cannot read")
-            return name, "f" if scalar.kind == "float" else "i", index, size, is_signed, 0
+    name = parameter.name
+    for scalar in schema.scalars:
+        if scalar.name == name and scalar.kind in _UNREADABLE:
+            what = _UNREADABLE[scalar.kind]
+            raise _refuse(schema, name, f"is {what}, which a GPU kernel cannot read")
     if name == "stream":
         raise _refuse(schema, name, "is not a parameter of a GPU kernel: it runs on the stream")
-    return name, "v", values.number(name, "C signature"), size, is_signed, 0
+    slot = encode(schema, values, parameter)
+    if slot is None:  # how many tensors or numbers a list has
+        raise _refuse(schema, name, NO_DIMENSION)
+    return slot
 
 
 def _refuse(schema: Schema, name: str, why: str) -> ArgumentError:
