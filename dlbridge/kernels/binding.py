@@ -308,6 +308,19 @@ def _unpack(results: list[Any]) -> Any:
 # ---- frameworks that need nothing but the direct route -------------------------------------------
 
 
+class Sliced(Binding):
+    """A framework whose arrays are sliced as in NumPy, also to the size that a kernel says."""
+
+    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
+        return self.call_bounded(kernel, arguments)
+
+    def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
+        return check_extent(kernel, name, int(value), room)
+
+    def first_rows(self, value: Any, extent: Any) -> Any:
+        return value[:extent]
+
+
 class Direct(Binding):
     """A framework on the direct route: its adapter says what else there is to know."""
 

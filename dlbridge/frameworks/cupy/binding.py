@@ -10,13 +10,11 @@ from typing import Any
 from dlbridge._core import native
 from dlbridge.cuda.driver import stream_of_cupy
 from dlbridge.exchange import exchange
-from dlbridge.kernels.binding import Direct, check_extent
-from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.binding import Direct, Sliced
 from dlbridge.kernels.kinds.python_kernel import Support
-from dlbridge.kernels.schema import Arguments
 
 
-class CuPy(Direct):
+class CuPy(Sliced, Direct):
     """cupy.ndarray: the core reads it by its attributes, once it has met one in CUDA memory."""
 
     def working(self, like: Any) -> AbstractContextManager[Any]:
@@ -24,15 +22,6 @@ class CuPy(Direct):
         if not cupy.cuda.runtime.is_hip:
             native.cupy_open(cupy.ndarray, cupy.cuda.get_current_stream)
         return super().working(like)
-
-    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
-        return self.call_bounded(kernel, arguments)
-
-    def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
-        return check_extent(kernel, name, int(value), room)
-
-    def first_rows(self, value: Any, extent: Any) -> Any:
-        return value[:extent]
 
 
 class CuPySupport(Support):

@@ -28,7 +28,7 @@ from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import adapter
 from dlbridge.frameworks.jax import program as jax_program
 from dlbridge.frameworks.jax.program import Plan, Program, make_block
-from dlbridge.kernels.binding import Binding, check_extent, framework_of
+from dlbridge.kernels.binding import Binding, Sliced, check_extent, framework_of
 from dlbridge.kernels.kernel import Kernel, is_native_to, recorded
 from dlbridge.kernels.kinds.python_kernel import Support
 from dlbridge.kernels.schema import (
@@ -314,7 +314,7 @@ def _own_function(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
 # ---- the binding ---------------------------------------------------------------------------------
 
 
-class Jax(Binding):
+class Jax(Sliced):
     """jax.Array and tracers."""
 
     name = "jax"
@@ -349,7 +349,7 @@ class Jax(Binding):
                 raise _refuse_extent(kernel.name, str(kernel.schema.counts[0].value)) from error
         if kernel.written(0) or any(type(each) is not self.array_type for each in present):
             return self.call_bounded(kernel, arguments)
-        return super().call_counted(kernel, arguments)  # no program is compiled for each extent
+        return Binding.call_counted(self, kernel, arguments)  # compiles no program for each extent
 
     def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
         try:
@@ -357,9 +357,6 @@ class Jax(Binding):
         except not_from_handler(*_NOT_KNOWN):
             raise _refuse_extent(kernel, name) from None
         return check_extent(kernel, name, extent, room)
-
-    def first_rows(self, value: Any, extent: Any) -> Any:
-        return value[:extent]
 
     def calls(self, kernel: Kernel) -> Calls:
         """Return the call-site cache of a kernel."""
@@ -443,7 +440,7 @@ def _spare_device() -> Any:
     try:
         client = sys.modules["jax._src.lib"].xla_client.make_cpu_client(asynchronous=False)
         return client.local_devices()[0]
-    except not_from_handler(Exception):  # a private function: whatever it does, there is no device
+    except not_from_handler(Exception):  # if a private function fails, there is no device
         return None
 
 

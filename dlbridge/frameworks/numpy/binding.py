@@ -6,12 +6,10 @@ from typing import Any
 
 from dlbridge._core import native
 from dlbridge.errors import ExchangeError
-from dlbridge.kernels.binding import Binding, check_extent
-from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.schema import Arguments
+from dlbridge.kernels.binding import Sliced
 
 
-class NumPy(Binding):
+class NumPy(Sliced):
     """numpy.ndarray; scalars of NumPy count as arrays without dimensions."""
 
     name = "numpy"
@@ -24,15 +22,6 @@ class NumPy(Binding):
                 "x.astype(x.dtype.newbyteorder('='))",
             )
         return super().take(value, written)
-
-    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
-        return self.call_bounded(kernel, arguments)
-
-    def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
-        return check_extent(kernel, name, int(value), room)
-
-    def first_rows(self, value: Any, extent: Any) -> Any:
-        return value[:extent]
 
 
 BINDING = NumPy()

@@ -10,14 +10,14 @@ import paddle
 
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.kernels import gradients
-from dlbridge.kernels.binding import Direct, check_extent
+from dlbridge.kernels.binding import Direct, Sliced
 from dlbridge.kernels.gradients import Vjp
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Arguments, type_name
 from dlbridge.signals import not_from_handler
 
 
-class Paddle(Direct):
+class Paddle(Sliced, Direct):
     """Paddle's tensors, of which those that require a gradient get one through `kernel.vjp`."""
 
     def __init__(self) -> None:
@@ -44,15 +44,6 @@ class Paddle(Direct):
     def run(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the kernel without a look at gradients."""
         return super().call(kernel, arguments)
-
-    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
-        return self.call_bounded(kernel, arguments)
-
-    def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
-        return check_extent(kernel, name, int(value), room)
-
-    def first_rows(self, value: Any, extent: Any) -> Any:
-        return value[:extent]
 
     def wrote(self, value: Any) -> None:
         """Tell autograd that a saved value is no longer what it was."""

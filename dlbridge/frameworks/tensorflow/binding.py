@@ -22,7 +22,7 @@ import tensorflow
 from dlbridge.errors import ExchangeError, UnsupportedTypeError
 from dlbridge.frameworks.tensorflow import is_keras_variable
 from dlbridge.frameworks.tensorflow import op as tensorflow_op
-from dlbridge.kernels.binding import Binding, check_extent
+from dlbridge.kernels.binding import Sliced, check_extent
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import (
     Arguments,
@@ -35,7 +35,7 @@ from dlbridge.kernels.schema import (
 )
 
 
-class TensorFlow(Binding):
+class TensorFlow(Sliced):
     """The binding of TensorFlow: every call is an op, so that tapes and graphs see it."""
 
     name = "tensorflow"
@@ -76,14 +76,8 @@ class TensorFlow(Binding):
         results = run(kernel, schema, tensors, scalars)
         return tuple(results) if len(results) > 1 else (results[0] if results else None)
 
-    def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
-        return self.call_bounded(kernel, arguments)
-
     def read_extent(self, kernel: str, name: str, value: Any, room: Any) -> Any:
         return check_extent(kernel, name, int(value), room) if hasattr(value, "numpy") else value
-
-    def first_rows(self, value: Any, extent: Any) -> Any:
-        return value[:extent]
 
 
 def _schema(kernel: Kernel) -> Schema:
