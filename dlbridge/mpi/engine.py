@@ -100,7 +100,7 @@ class Operation:
                     self.after = made
                     return False
                 self.requests = made
-        except StopIteration as end:  # no handler's: a generator makes a RuntimeError of that
+        except StopIteration as end:  # never from a handler: see PEP 479
             self.result = end.value
         except BaseException as error:
             self.error = error

@@ -279,7 +279,7 @@ def end_together(job: Job, progress: Any) -> None:
             raise
 
     atexit.register(leave)  # before mpi4py's own, which finalises MPI
-    # A script may call MPI.Finalize itself, which first of all deletes what hangs on MPI_COMM_SELF.
+    # A script may call MPI.Finalize itself, which first deletes the attributes of MPI_COMM_SELF.
     key = job.mpi.Comm.Create_keyval(delete_fn=lambda *_: leave())
     job.mpi.COMM_SELF.Set_attr(key, None)
     sys.excepthook = hook

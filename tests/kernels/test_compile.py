@@ -173,7 +173,7 @@ DOUBTS = {
 
 @pytest.mark.parametrize("name", DOUBTS)
 @pytest.mark.parametrize("language", ["c", "cpp"])
-def test_what_may_compute_garbage_is_warned_of_unasked(name: str, language: str) -> None:
+def test_the_compiler_warns_of_code_that_may_compute_garbage(name: str, language: str) -> None:
     linkage = 'extern "C" ' if language == "cpp" else ""
     body = f"int f(void *context, DLTensor *args, int count) {{\n{DOUBTS[name]}\n}}\n"
     with pytest.warns(UserWarning, match=name) as caught:

@@ -195,7 +195,7 @@ X_DTYPE = dlbridge.DType("float32")
         ("a::f(x: f32[n]) -> f32[2<=n]", "expected ',' or ']', got '<='"),
     ],
 )
-def test_what_cannot_be_said_is_refused(text: str, why: str) -> None:
+def test_sizes_that_no_kernel_can_say_are_refused(text: str, why: str) -> None:
     with pytest.raises(ArgumentError, match="Schema: ") as refused:
         Schema.parse(text)
     assert why in str(refused.value)

@@ -511,7 +511,7 @@ def _constructs(name: str) -> bool:
     try:
         made = sys.modules["jax"].numpy.array(array, copy=True)
         return bool(made.dtype.name == name and (np.asarray(made) == array).all())
-    except not_from_handler(Exception):  # whatever fails: there is no such dtype here
+    except not_from_handler(Exception):  # if anything fails, the dtype is not supported
         return False
 
 
@@ -575,7 +575,7 @@ def _find_functions() -> tuple[Any, Any] | None:
         out, into = _jax.buffer_to_dlpack_managed_tensor, _jax.dlpack_managed_tensor_to_buffer
         back = _uncommitted(into(sample._capsule(False), _cpu(), None))
         return (out, into) if native.take_capsule(out(back)).shape == (3,) else None
-    except not_from_handler(Exception):  # whatever fails: the public functions remain
+    except not_from_handler(Exception):  # if anything fails, the public functions serve
         return None
 
 

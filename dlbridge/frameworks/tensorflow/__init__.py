@@ -349,7 +349,7 @@ def _constructor() -> Any:
         made = EagerTensor(np.ones(3, np.float32), "/device:CPU:0", None)
         is_right = made.dtype.name == "float32" and made.numpy().tolist() == [1, 1, 1]
         return EagerTensor if is_right and "CPU:0" in made.device else None
-    except not_from_handler(Exception):  # whatever fails: the public function remains
+    except not_from_handler(Exception):  # if anything fails, the public function serves
         return None
 
 
@@ -370,7 +370,7 @@ def _constructs(name: str) -> bool:
     try:
         made = _constant(array)
         return bool(made.dtype.name == name and (made.numpy() == array).all())
-    except not_from_handler(Exception):  # whatever fails: there is no such dtype here
+    except not_from_handler(Exception):  # if anything fails, the dtype is not supported
         return False
 
 
@@ -391,7 +391,7 @@ def _export_function() -> Any:
         known = sample._datatype_enum() == 1
         export = pywrap_tfe.TFE_ToDlpackCapsule
         return export if known and native.take_capsule(export(sample)).shape == (1,) else None
-    except not_from_handler(Exception):  # whatever fails: the public functions remain
+    except not_from_handler(Exception):  # if anything fails, the public functions serve
         return None
 
 
@@ -406,7 +406,7 @@ def _import_function() -> tuple[Any, Any] | None:
         handle = context.context()._handle
         back = pywrap_tfe.TFE_FromDlpackCapsule(sample._capsule(False), handle)
         return (pywrap_tfe.TFE_FromDlpackCapsule, handle) if back.shape == (3,) else None
-    except not_from_handler(Exception):  # whatever fails: the public functions remain
+    except not_from_handler(Exception):  # if anything fails, the public functions serve
         return None
 
 

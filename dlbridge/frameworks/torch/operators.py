@@ -297,7 +297,8 @@ class FlatOperator(Operator):
 class CountedOperator(Operator):
     """The operator of a kernel that says extents of its results: it has no overload with `out`.
 
-    What it returns are rows of the results of the kernel that has the bounds (`kernels.counted`).
+    It calls the kernel with the bounds and returns the first rows of its results, see
+    `kernels.counted`.
     """
 
     __slots__ = ()

@@ -485,7 +485,7 @@ def chosen_session(session: Session | None, call: str) -> Session:
 
     Raises:
         UnsupportedTypeError: it is something else.
-        ValueError: there is no default session.
+        ValueError: no session was given and there is no default one.
     """
     session = _given_or_default(session, call)
     if session is None:
