@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import starmap
 from operator import index
@@ -108,8 +108,8 @@ def device_id(device: object) -> int:
         ArgumentError: it is no CUDA device.
     """
     if isinstance(device, int) and not isinstance(device, bool):
-        if device < 0:
-            raise ArgumentError(f"cuda: the index of a device must be 0 or more, got {device}")
+        if not 0 <= device < 2**31:
+            raise ArgumentError(f"cuda: a device's index must be from 0 to 2**31 - 1, got {device}")
         return device
     found = Device(device)
     if found.pair[0] not in CUDA_TYPES:
@@ -192,6 +192,7 @@ def wait_for(stream: int, device: int) -> None:
         check("wait_for", code, "cuStreamSynchronize")
 
 
+@public
 def as_stream(stream: Any) -> int:
     """Return a CUDA stream as the number that DLPack gives it.
 
@@ -259,8 +260,8 @@ def current_stream(device: object = "cuda") -> int:
     return native.cuda_current_stream(device_id(device))
 
 
-@contextmanager
-def stream(stream: Any, device: object = "cuda") -> Iterator[int]:
+@public
+def stream(stream: Any, device: object = "cuda") -> AbstractContextManager[int]:
     """Make `stream` the one that this thread works on inside the block.
 
     It is the stream of copies, of kernels on Tensors, and the one that producers are asked to be
@@ -278,6 +279,11 @@ def stream(stream: Any, device: object = "cuda") -> Iterator[int]:
     number, where = as_stream(stream), device_id(device)
     if where and native.cuda_open() is None and where >= device_count():
         raise no_device("stream", where)
+    return _working_on(number, where)
+
+
+@contextmanager
+def _working_on(number: int, where: int) -> Iterator[int]:
     # An interrupt may come between any two steps; `extend` and `list` are one each, and close what
     # was opened once.
     opened: list[tuple[int, int]] = []

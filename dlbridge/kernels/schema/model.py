@@ -1123,16 +1123,20 @@ def encode_expression(
         number: returns the number of a name, or refuses it.
 
     Raises:
-        ArgumentError: it is no expression.
+        ArgumentError: it is no expression, or has a number of more than 63 bits.
     """
-    if isinstance(size, int):
-        return (("c", size),)
     try:
-        dim = parse_expression(size)
+        dim = parse_expression(size) if isinstance(size, str) else None
     except ArgumentError as error:
         text = str(error).removeprefix("Schema: ")
         raise ArgumentError(f"{schema.qualified}: {option}: {text}") from None
-    steps = dim.steps or ((dim.kind[0], dim.value),)  # "constant" or "name"
+    if dim is None:
+        steps: tuple[tuple[str, Any], ...] = (("c", size),)
+    else:
+        steps = dim.steps or ((dim.kind[0], dim.value),)  # "constant" or "name"
+    numbers = [value for operation, value in steps if operation == "c"]
+    if not all(-MAX_EXTENT <= value <= MAX_EXTENT for value in numbers):
+        raise ArgumentError(f"{schema.qualified}: {option}: a number in {size} exceeds 63 bits")
     return tuple(
         (operation, number(str(value)) if operation == "n" else int(value or 0))
         for operation, value in steps
