@@ -64,13 +64,15 @@ class _Description(ctypes.Structure):
         ("platform", ctypes.c_void_p),
         ("doc", ctypes.c_void_p),
         ("align", ctypes.c_int64),
+        ("autocast", ctypes.c_void_p),
     )
 
 
 _KNOWN = ctypes.sizeof(_Description)
 _REQUIRED = _Description.abi.offset  # what every description has
 DERIVATIVES = ("vjp", "jvp")
-OPTIONS = ("batch", "layout", "overlap", "gil", "cost", "stream", "align")
+TEXTS = ("batch", "layout", "overlap", "gil", "cost", "stream", "autocast")
+OPTIONS = (*TEXTS, "align")
 
 
 # A C function at an address, without a prototype: `wrap` is told its convention.
@@ -199,7 +201,7 @@ def _read(memory: Memory, library: str, place: int, address: int) -> Export:
         )
     texts = {
         field: _text(memory, library, symbol, described, field)
-        for field in ("schema", "abi", "platform", "doc", *DERIVATIVES, *OPTIONS[:-1])
+        for field in ("schema", "abi", "platform", "doc", *DERIVATIVES, *TEXTS)
     }
     schema, abi = texts.pop("schema"), texts.pop("abi")
     platform, doc = texts.pop("platform"), texts.pop("doc")

@@ -49,6 +49,7 @@ class Recipe:
     gil: str = "auto"
     cost: int | str | None = None
     stream: str = "current"
+    autocast: str | None = None
     launch: Launch = NO_LAUNCH
     doc: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
@@ -102,6 +103,7 @@ class Kernel(native.KernelBase):
         schema: its Schema, or None.
         functions: platform -> the function that serves it, see `kernels.kinds.Function`.
         vjp, jvp, batch, layout, overlap, align, gil, cost, stream: as `wrap` was given them.
+        autocast: its rule, by the name of the dtype where it is one; None without.
         launch: grid, block and shared of a GPU kernel, see `kernels.kinds.Launch`.
         lists: of a kernel with lists of tensors: the kernels that serve its calls; else None.
         flat, whole: of such a kernel: how its tensors are grouped, and the kernel with the lists.
@@ -180,6 +182,7 @@ class Kernel(native.KernelBase):
         self.gil = recipe.gil
         self.cost = recipe.cost
         self.stream = recipe.stream
+        self.autocast = recipe.autocast
         self.launch = recipe.launch
         self.flat = recipe.flat
         self.whole: Kernel | None = recipe.whole

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 from dlbridge.calls import public
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.kernels import autocast as autocasting
 from dlbridge.kernels import gradients, lists
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, device_type, read_launch, recognise
@@ -45,6 +46,7 @@ class FurtherOptions(TypedDict, total=False):
     gil: Gil | None
     cost: int | str | None
     stream: Stream | None
+    autocast: Any
     grid: Any
     block: Any
     shared: int | str | None
@@ -129,6 +131,7 @@ def wrap(
     gil: Gil | None = None,
     cost: int | str | None = None,
     stream: Stream | None = None,
+    autocast: Any = None,
     grid: Any = None,
     block: Any = None,
     shared: int | str | None = None,
@@ -182,6 +185,11 @@ def wrap(
             sizes: the work of a call, about as many bytes as a simple loop would read and write in
             that time (16 in a nanosecond), as an integer or an expression over the schema's
             dimensions, "n * m * k".
+        autocast: what calls in a region of `torch.autocast` do with floating arguments: "float16",
+            "bfloat16" or "float32" (or a dtype of any framework) casts them to that,
+            "lower_precision_fp" to the region's dtype, "promote" to the widest that they have. As
+            for torch's own functions, float64 is left alone, arguments that are written are never
+            cast, and calls with `out=` are not either. None (default) leaves all as they are.
         stream: "current" (default) runs on the caller's current stream of a device that has such,
             "default" on the device's default one, with events before and after.
         grid: of a GPU kernel that dlbridge launches: blocks, as one to three integers or
@@ -216,12 +224,13 @@ def wrap(
             return partial(
                 wrap, schema=schema, abi=abi, name=name, mutates=mutates, vjp=vjp, jvp=jvp,
                 batch=batch, layout=layout, overlap=overlap, align=align, gil=gil, cost=cost,
-                stream=stream, grid=grid, block=block, shared=shared, constants=constants,
+                stream=stream, autocast=autocast, grid=grid, block=block, shared=shared,
+                constants=constants,
             )  # fmt: skip
         fn = None
     given = {
         "batch": batch, "layout": layout, "overlap": overlap, "align": align, "gil": gil,
-        "cost": cost, "stream": stream, "vjp": vjp, "jvp": jvp,
+        "cost": cost, "stream": stream, "autocast": autocast, "vjp": vjp, "jvp": jvp,
     }  # fmt: skip
     changes = _check_options(given)
     launch = read_launch(grid, block, shared, constants)
@@ -245,6 +254,8 @@ def _finish(kernel: Kernel) -> Kernel:
 def _check(kernel: Kernel) -> None:
     """Refuse derivatives, and functions of lists, that cannot work."""
     gradients.check(kernel, wrap)
+    if kernel.schema is not None and kernel.autocast is not None:
+        autocasting.check_rule(kernel.schema, kernel.autocast)
     if kernel.lists is not None:
         kernel.lists.check(wrap)
     if kernel.counted is not None:
@@ -270,7 +281,7 @@ def draft(
     Raises:
         DLBridgeError: as `wrap` does.
     """
-    given: dict[str, Any] = dict.fromkeys((*_CHOICES, "align", "cost", "vjp", "jvp"))
+    given: dict[str, Any] = dict.fromkeys((*_CHOICES, "align", "cost", "autocast", "vjp", "jvp"))
     changes = _check_options({**given, **options})
     recipe = _wrap(_functions(None, abi, platforms), schema, None, None, changes)
     kernel = Kernel(dataclasses.replace(recipe, doc=doc))
@@ -348,7 +359,7 @@ def _rewrap(
 
 def _refuse_named(changes: Mapping[str, Any]) -> None:
     """Refuse options that refer to arguments or dimensions by name."""
-    for option in ("vjp", "jvp", "cost"):
+    for option in ("vjp", "jvp", "cost", "autocast"):
         if option in changes:
             raise ArgumentError(f"wrap: {option}= needs a schema, which names the arguments")
 
@@ -424,7 +435,10 @@ def _check_options(given: dict[str, Any]) -> dict[str, Any]:
         _check_choice(option, given[option])
     _check_alignment(given["align"])
     _check_cost(given["cost"], given["gil"])
-    return {option: value for option, value in given.items() if value is not None}
+    rule = autocasting.read_rule(given["autocast"])
+    return {
+        option: value for option, value in {**given, "autocast": rule}.items() if value is not None
+    }
 
 
 def _check_choice(option: str, value: object) -> None:

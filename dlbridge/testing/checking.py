@@ -200,8 +200,8 @@ def check_kernel(
     reference, in every dtype; `inputs`, which must stay as they were; `empty` tensors; `threads`,
     which call it at once. In NumPy and PyTorch: `layouts` (strided, transposed and, in NumPy,
     reversed, misaligned and read-only memory) and `out=`, of which it must write every element and
-    nothing around it. In PyTorch: `opcheck`, `compile`, `export`, `vmap`, `gradient` and, in
-    float64, `gradcheck`; in JAX, with 64-bit types: `jit`, `export`, `vmap`, `gradient`; in
+    nothing around it. In PyTorch: `opcheck`, `compile`, `export`, `vmap`, `gradient`, in float64
+    `gradcheck`, and `autocast`; in JAX, with 64-bit types: `jit`, `export`, `vmap`, `gradient`; in
     TensorFlow: `function` (tf.function), `vmap` (tf.vectorized_map), `gradient`.
 
     Gradients are compared with differences of the reference. What does not apply (a gradient where
@@ -571,7 +571,7 @@ LIST_CHECKS: dict[str, Check] = {"lists": check_lists}  # where the schema has l
 MEMORY_CHECKS: dict[str, Check] = {"layouts": check_layouts, "out": check_out}
 # Each is `check_<name>` in "<framework>_checks", which is imported with the framework.
 OWN_CHECKS = {
-    "torch": ("opcheck", "compile", "export", "vmap", "gradient", "gradcheck"),
+    "torch": ("opcheck", "compile", "export", "vmap", "gradient", "gradcheck", "autocast"),
     "jax": ("jit", "export", "vmap", "gradient"),
     "tensorflow": ("function", "vmap", "gradient"),
 }

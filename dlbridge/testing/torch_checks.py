@@ -10,6 +10,8 @@ import torch
 from dlbridge._core import native
 from dlbridge.dtype import DType
 from dlbridge.exchange.adapter import require_importable
+from dlbridge.frameworks.torch.autocasting import Casts
+from dlbridge.kernels.autocast import CAST
 from dlbridge.testing import samples
 from dlbridge.testing.checking import Inapplicable, Subject
 
@@ -110,6 +112,32 @@ def check_gradcheck(subject: Subject) -> None:
     if any(each.dtype != "float64" for each in floating):
         raise Inapplicable("the kernel takes no float64")
     torch.autograd.gradcheck(subject.sample.function(subject.call), _leaves(subject))
+
+
+def check_autocast(subject: Subject) -> None:
+    """torch.autocast: values are those of arguments that were cast, gradients have their dtypes."""
+    kernel, schema = subject.recipe.kernel, subject.recipe.schema
+    if kernel.autocast is None:
+        raise Inapplicable("the kernel has no autocast=")
+    if schema.mutated:
+        raise Inapplicable("it writes its arguments")
+    for sample in (subject.sample, *subject.others):
+        if any(each.dtype.name in CAST for each in sample.tensors):
+            subject = subject._replace(sample=sample)
+            break
+    else:
+        raise Inapplicable("no argument has a dtype that is cast")
+    tensors = _leaves(subject, kernel.vjp is not None)
+    function = subject.sample.function(subject.call)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = Casts(schema, kernel.autocast).apply(tensors) or tensors
+        got = samples.several(function(*tensors))
+    right = samples.several(function(*cast))
+    torch.testing.assert_close(got, right, rtol=0, atol=0, equal_nan=True)
+    wanted = [each for each in tensors if each.requires_grad]
+    moving = [each.sum() for each in got if each.requires_grad]
+    if wanted and moving:
+        torch.autograd.grad(moving, wanted, allow_unused=True)
 
 
 def _leaves(subject: Subject, has_gradient: bool = True) -> list[Any]:

@@ -159,22 +159,24 @@ def test_a_kernel_of_a_library_is_a_function_of_tensorflow(build: Build) -> None
 def test_every_field_arrives(build: Build) -> None:
     """As the option of `wrap` that is called so."""
     more = (
-        '.abi = "void(const double *x, double *out, int64_t n)", .batch = "broadcast", '
+        '.abi = "void(const float *x, float *out, int64_t n)", .batch = "broadcast", '
         '.layout = "strided", .overlap = "allow", .gil = "auto", .cost = "3 * n", '
-        '.stream = "default", .platform = "cpu", .align = 64, .doc = "Copies."'
+        '.stream = "default", .platform = "cpu", .align = 64, .doc = "Copies.", '
+        '.autocast = "float32"'
     )
     source = f"""{HEADER}
-    static void copy(const double *x, double *out, int64_t n) {{
+    static void copy(const float *x, float *out, int64_t n) {{
         for (int64_t i = 0; i < n; i++) out[i] = x[i];
     }}
-    DLB_EXPORT(copy, "fields::copy(x: f64[n]) -> f64[n]", {more});
+    DLB_EXPORT(copy, "fields::copy(x: f32[n]) -> f32[n]", {more});
     """
     kernel = dlbridge.load_library(build(source)).copy
-    options = ("batch", "layout", "overlap", "gil", "cost", "stream", "align")
-    given = ("broadcast", "strided", "allow", "auto", "3 * n", "default", 64)
+    options = ("batch", "layout", "overlap", "gil", "cost", "stream", "align", "autocast")
+    given = ("broadcast", "strided", "allow", "auto", "3 * n", "default", 64, "float32")
     assert tuple(getattr(kernel, option) for option in options) == given
     assert kernel.platforms == ("cpu",)
-    np.testing.assert_array_equal(kernel(np.arange(3.0)), np.arange(3.0))
+    x = np.arange(3, dtype="float32")
+    np.testing.assert_array_equal(kernel(x), x)
 
 
 def test_one_operator_may_have_a_function_for_each_platform(build: Build) -> None:
@@ -395,6 +397,11 @@ MISTAKES = {
         "f: gil must be .*got 'holds'; did you mean 'hold'",
     ),
     "align": (entry("f", F, ".align = 3"), "f: align must be a power of two"),
+    "autocast": (entry("f", F, '.autocast = "lower"'), "f: autocast must be .*got 'lower'"),
+    "autocast that does not fit": (
+        entry("f", F, '.autocast = "bfloat16"'),
+        "f: .*::f: autocast='bfloat16' casts arguments to bf16, which no argument takes",
+    ),
     "cost": (entry("f", F, '.cost = "m"'), "f: .*'m'"),
     "platform": (entry("f", F, '.platform = "gpu9"'), "f: .*'gpu9'"),
     "abi": (entry("f", F, '.abi = "pointers"'), r"f: \.abi is 'pointers', but the function is int"),

@@ -278,6 +278,7 @@ def test_the_vjp_goes_when_the_schema_changes() -> None:
         ({"cost": "m"}, "test::nothing: cost: 'm' is not a dimension of the schema; it has n"),
         ({"cost": 1, "gil": "hold"}, "cost= is for gil='auto', got gil='hold'"),
         ({"stream": 7}, "stream must be 'current' or 'default', got 7"),
+        ({"autocast": "half!"}, "autocast must be 'float16', 'bfloat16', 'float32', "),
         ({"align": 48}, "align must be a power of two up to 4096, got 48"),
         ({"align": True}, "align must be a power of two up to 4096, got True"),
         ({"name": "axpy"}, "name must be 'namespace::name', got 'axpy'"),

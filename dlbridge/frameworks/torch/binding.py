@@ -24,6 +24,7 @@ from dlbridge.errors import (
 )
 from dlbridge.exchange import adapter, exchange
 from dlbridge.frameworks.torch import LAZY, eager
+from dlbridge.frameworks.torch.autocasting import Casts
 from dlbridge.frameworks.torch.operators import (
     Operator,
     describe,
@@ -350,6 +351,11 @@ def call_own(kernel: Kernel, arguments: Arguments) -> Any:
     schema = kernel.schema
     assert schema is not None
     tensors = arguments.tensors
+    casts = _own_casts(kernel)
+    cast = casts.apply(tensors) if casts is not None and arguments.out is None else None
+    if casts is not None and cast is not None:
+        with casts.turned_off(tensors):
+            return call_own(kernel, arguments._replace(tensors=cast))
     seen = [None if each is None else described(each) for each in tensors]
     bindings = schema.bind(seen, arguments.scalars)
     if arguments.out is not None:
@@ -403,9 +409,18 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
     function = next(iter(kernel.functions.values())).callable
     takes_out = _special(function, schema, "out") is not None
     separate = kernel.overlap != "allow"
+    casts = _own_casts(kernel)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         arguments = schema.arrange(args, kwargs, traced=True, symbolic=True)
+        if casts is not None and arguments.out is None:
+            cast = casts.apply(arguments.tensors)
+            if cast is not None:
+                with casts.turned_off(cast):
+                    return call(Arguments(cast, arguments.scalars, None))
+        return call(arguments)
+
+    def call(arguments: Arguments) -> Any:
         out = arguments.out
         if out is not None and takes_out:
             given = {"out": out[0] if len(out) == 1 else tuple(out)}
@@ -420,6 +435,17 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
         return _unpack(results if out is None else out)
 
     return run
+
+
+def _own_casts(kernel: Kernel) -> Casts | None:
+    """Return what autocast does to the tensors of a kernel's calls; None is nothing."""
+    if kernel.autocast is None:
+        return None
+    found: Casts | None = vars(kernel).get("_torch_casts")
+    if found is None:
+        assert kernel.schema is not None
+        found = vars(kernel).setdefault("_torch_casts", Casts(kernel.schema, kernel.autocast))
+    return found
 
 
 def _row(values: Iterable[Any]) -> list[Any]:

@@ -26,6 +26,8 @@ require a gradient, and backward raises: gradients are never dropped.
 
 torch.vmap computes a batch by the kernel's `batch=`.
 
+A kernel with an `autocast=` has its arguments cast in regions of torch.autocast, see `autocasting`.
+
 Lists of tensors are `Tensor[]` of one operator, and each length of them is a kernel of its own
 (`kernels.lists`). All rules work with the tensors of a call in a row, as that kernel takes them, by
 its FlatOperator, which groups them for the operator.
@@ -59,6 +61,7 @@ from dlbridge.errors import (
     UnsupportedTypeError,
 )
 from dlbridge.exchange import protocol
+from dlbridge.frameworks.torch import autocasting
 from dlbridge.frameworks.torch.internals import guard_is_open, queries_are_open, shim_lacks
 from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import QUALITIES, Binding, binding
@@ -109,9 +112,11 @@ class Operator:
         packet: what `torch.ops` has for it.
         default, out: its overloads as `torch.ops` has them; `out` is None without results.
         shorter: overloads without optional tensors that are written, by the names of those.
+        casts: what autocast does to the tensors of the functional one; None is nothing.
     """
 
     __slots__ = (
+        "casts",
         "default",
         "definitions",
         "is_as_called",
@@ -127,8 +132,9 @@ class Operator:
         "shorter",
     )
 
-    def __init__(self, key: str, schema: Schema) -> None:
+    def __init__(self, key: str, schema: Schema, autocast: str | None = None) -> None:
         self.name = key
+        self.casts = None if autocast is None else autocasting.Casts(schema, autocast)
         self.own = key.partition("::")[2]
         self.schema = schema
         self.layout = _lay_out(schema)
@@ -216,6 +222,20 @@ class Operator:
         by_place = dict(zip((part.name for part in self.layout.parameters), in_dims))  # noqa: B905
         return [by_place.get(part.name) for part in self.schema.tensors]
 
+    def cast(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], without: tuple[str, ...] = ()
+    ) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
+        """Return the arguments as they are within autocast; None where it leaves them alone.
+
+        Of the functional overload, or of the one that lacks the arguments `without`, whose other
+        arguments are given by name.
+        """
+        if self.casts is None:
+            return None
+        tensors, scalars, _ = self.unpack(False, args, kwargs)
+        found = self.casts.apply(tensors)
+        return None if found is None else self.pack(found, scalars, (), without)
+
     def call_in_c(self, kernel: Kernel, is_out: bool, args: Any, kwargs: Any) -> Any:
         """Call the kernel in C; NotImplemented where it must be called in another way."""
         if not self.is_as_called:
@@ -285,6 +305,11 @@ class FlatOperator(Operator):
             several: Any = [dims] if count is None else dims
             found += [None] * (count or 0) if several is None else several
         return found
+
+    def cast(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], without: tuple[str, ...] = ()
+    ) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
+        return self.whole.cast(args, kwargs, without)
 
     def call_in_c(self, kernel: Kernel, is_out: bool, args: Any, kwargs: Any) -> Any:
         tensors, scalars, outs = self.unpack(is_out, args, kwargs)
@@ -412,7 +437,7 @@ def operator(kernel: Kernel) -> Operator:
     if kernel.flat is not None:
         return _flat_operator(kernel)
     found = _OPERATORS.get(kernel.key)
-    return found if found is not None else registry.load(_make, recorded(kernel), schema)
+    return found if found is not None else registry.load(_make, recorded(kernel), kernel)
 
 
 def _flat_operator(kernel: Kernel) -> Operator:
@@ -439,12 +464,15 @@ def current(key: str, is_out: bool, args: Any, kwargs: Any) -> tuple[Operator, K
     return operator(served), served
 
 
-def _make(key: str, schema: Schema) -> Operator:
+def _make(key: str, kernel: Kernel) -> Operator:
+    schema = kernel.schema
+    assert schema is not None
     with _LOCK:
         found = _OPERATORS.get(key)
         if found is not None:
             return found
-        made = CountedOperator(key, schema) if schema.counts else Operator(key, schema)
+        kind = CountedOperator if schema.counts else Operator
+        made = kind(key, schema, kernel.autocast)
         _BEING_DEFINED.key = key  # torch.ops looks it up
         try:
             _define(made)
@@ -516,6 +544,7 @@ def _define_without(made: Operator, without: tuple[str, ...]) -> Any:
         library.impl(own, run, key)
     torch.library.register_fake(f"{made.schema.namespace}::{own}", run, lib=library)
     library.impl(own, torch.library.fallthrough_kernel, "Autograd")
+    _add_casts(made, library, own, lambda: getattr(made.packet, overload), without)
     return getattr(made.packet, overload)
 
 
@@ -670,6 +699,8 @@ def add_rules(operator: Operator, library: Any, is_out: bool, current: Lookup) -
     full = overload_name(operator.name, is_out)
     own = overload_name(operator.own, is_out)
     torch.library.register_fake(full, fake(current, operator.name, is_out), lib=library)
+    if not is_out:
+        _add_casts(operator, library, own, lambda: operator.default)
     if is_out or operator.schema.mutated:
         # The body refuses what autograd would have to know of, so autograd need not look.
         library.impl(own, torch.library.fallthrough_kernel, "Autograd")
@@ -826,6 +857,34 @@ def has_tangent(tensor: Any) -> bool:
     if tensor.layout is not torch.strided:  # of others torch cannot make the view that it returns
         return False
     return torch._VF._unpack_dual(tensor, level=0)[1] is not None
+
+
+# ---- autocast ------------------------------------------------------------------------------------
+
+
+def _add_casts(
+    made: Operator,
+    library: Any,
+    own: str,
+    overload: Callable[[], Any],
+    without: tuple[str, ...] = (),
+) -> None:
+    """Have autocast cast the tensors of an overload's calls, as the kernel's `autocast=` says.
+
+    Calls that write into `out` are left alone, as those of torch's own functions are.
+    """
+    if made.casts is None:
+        return
+    names = [part.name for part in made.layout.parameters if part.name not in without]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        values, named = made.cast((), given, without) or (args, kwargs)
+        with autocasting.below():
+            return overload()(*values, **named)
+
+    for key in autocasting.KEYS:
+        library.impl(own, call, key)
 
 
 # ---- derivatives ---------------------------------------------------------------------------------
@@ -1262,6 +1321,10 @@ def batching_rule(current: Lookup, name: str) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
         called_now = current(name, False, args, kwargs)
+        cast = called_now[0].cast(args, kwargs)  # autocast's keys come after this one
+        if cast is not None:
+            with autocasting.below():
+                return rule(info, in_dims, *cast[0], **cast[1])
         schema = called_now[0].schema
         if schema.counts:
             raise KernelError(
