@@ -20,7 +20,7 @@ from measuring import growth
 
 import dlbridge
 from dlbridge._core import native
-from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding
 from dlbridge.kernels.schema import Schema
 
@@ -312,6 +312,58 @@ def test_overlap_is_refused_also_after_a_call_like_it(name: str, of: Any, compil
         with pytest.raises(ExchangeError):
             add(out, x[1:], out=out)
         assert values_of(x) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_text_of_an_overlap_names_the_arguments_of_this_call(
+    name: str, of: Any, compiled: Any
+) -> None:
+    """Also without a schema, and after a call that was like it but for the memory."""
+    add, x, out = compiled("add", None), of(name, [1, 2, 3, 4]), of(name, [0, 0, 0])
+    for _ in range(2):
+        add(x[1:], x[:3], out)
+        with pytest.raises(ExchangeError, match=r"'2': .* memory shared with '0'"):
+            add(x[1:], x[:3], x[:3])
+        assert values_of(x) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_more_shapes_than_are_remembered(
+    name: str, of: Any, compiled: Any, slow_calls: list[Any]
+) -> None:
+    """Each call is as the first one of its shape, and an `out` that does not fit is refused."""
+    add = compiled("add")
+    for _ in range(2):
+        for size in range(1, 8):
+            x, out = of(name, [1] * size), of(name, [0] * size)
+            assert values_of(add(x, x)) == [2] * size
+            assert add(x, x, out=out) is out
+            assert values_of(out) == [2] * size
+            with pytest.raises(ArgumentError):
+                add(x, x, out=of(name, [0] * (size + 1)))
+    assert len(slow_calls) == 14
+
+
+def test_inference_tensors_are_read_but_not_written_outside_of_the_mode(
+    of: Any, compiled: Any, framework: Any, slow_calls: list[Any]
+) -> None:
+    """Also where the call before was like it, with tensors that may be written."""
+    torch, add, x, out = (
+        framework("torch"),
+        compiled("add"),
+        of("torch", [1, 2]),
+        of("torch", [0, 0]),
+    )
+    with torch.inference_mode():
+        inside = add(x, x)
+    add(x, x, out=out)
+    assert add(inside, x).tolist() == [3, 6]
+    assert slow_calls == []
+    with pytest.raises((ExchangeError, RuntimeError)):
+        add(x, x, out=inside)
+    with pytest.raises((ExchangeError, RuntimeError)):
+        compiled("scale")(inside, 2.0)
+    assert inside.tolist() == [2, 4]
 
 
 def test_a_destination_with_stride_zero_is_refused(compiled: Any, of: Any) -> None:

@@ -58,25 +58,6 @@ static int borrow_own(dlb_call *call, int index, PyObject *x) {
     return 0;
 }
 
-static bool match_own(dlb_call *call, const dlb_call_cache *cache, int32_t first,
-                      int32_t count) {
-    const dlb_cached_tensor *cached = cache->tensors + first;
-    for (int32_t i = first; i < first + count; i++, cached++) {
-        PyObject *x = call->objects[i];
-        DLTensor *tensor = &call->frame.tensors[i];
-        if (!dlb_is_tensor(x))
-            return false;
-        dlb_borrow_tensor(&call->frame, i, (const dlb_tensor *)x);
-        uint64_t allowed =
-            cache->written >> i & 1 ? 0 : (uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
-        if (!matches(cached, tensor) || !same_device(tensor->device, cache->device) ||
-            tensor->data == NULL || (call->frame.flags[i] & ~allowed))
-            return false;
-        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
-    }
-    return true;
-}
-
 static PyObject *allocate_own(int32_t ndim, const int64_t *shape, DLDataType dtype,
                               DLDevice device) {
     dlb_view view = {.dl = {.device = device,
@@ -162,7 +143,10 @@ static dlb_torch_thread thread_for(PyObject *x) {
 
 static int borrow_queried(dlb_call *call, int index, PyObject *x) {
     DLTensor *tensor = &call->frame.tensors[index];
-    int fits = dlb_torch_is_queried(x) ? dlb_torch_query_ordinary(x) : 0;
+    bool is_new = index >= call->frame.input_count && call->made_count > 0;
+    int fits = dlb_torch_is_queried(x);
+    if (fits == 1 && !is_new) /* else it is as torch.empty makes it */
+        fits = dlb_torch_query_ordinary(x);
     if (fits == 1)
         fits = dlb_torch_query_memory(x, tensor) == 0;
     call->frame.flags[index] = 0;
@@ -171,35 +155,10 @@ static int borrow_queried(dlb_call *call, int index, PyObject *x) {
         fits = 0;
     if (fits == 1) {
         call->dim_count += 2 * tensor->ndim;
-        fits = dlb_torch_query_byte(x, tensor);
+        fits = is_new ? 1 : dlb_torch_query_byte(x, tensor);
     }
     /* the slow path meets an error again */
     return fits == 1 ? 0 : dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
-}
-
-/* What costs least comes first; what Python code may have changed since is found just
- * before the run. New results are as torch.empty makes them. */
-static bool match_queried(dlb_call *call, const dlb_call_cache *cache, int32_t first,
-                          int32_t count) {
-    const dlb_cached_tensor *cached = cache->tensors + first;
-    bool are_new = first > 0 && call->made_count > 0;
-    for (int32_t i = first; i < first + count; i++, cached++) {
-        DLTensor *tensor = &call->frame.tensors[i];
-        if (!dlb_torch_is_queried(call->objects[i]) ||
-            dlb_torch_query_memory(call->objects[i], tensor) != 0 ||
-            !matches(cached, tensor) || !same_device(tensor->device, cache->device) ||
-            tensor->data == NULL)
-            return false;
-        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
-        call->frame.flags[i] = 0;
-    }
-    if (first == 0 && dlb_torch_query_thread() != 1)
-        return false;
-    for (int32_t i = first; !are_new && i < first + count; i++)
-        if (dlb_torch_query_ordinary(call->objects[i]) != 1 ||
-            dlb_torch_query_byte(call->objects[i], &call->frame.tensors[i]) != 1)
-            return false;
-    return true;
 }
 
 static int borrow_torch(dlb_call *call, int index, PyObject *x) {
@@ -212,30 +171,6 @@ static int borrow_torch(dlb_call *call, int index, PyObject *x) {
     return dlb_torch_borrow(x, tensor) == 0 && dlb_torch_has_memory(x, tensor)
                ? 0
                : DLB_DECLINED;
-}
-
-static bool match_torch(dlb_call *call, const dlb_call_cache *cache, int32_t first,
-                        int32_t count) {
-    const dlb_cached_tensor *cached = cache->tensors + first;
-    if (call->thread == DLB_TORCH_QUERIED)
-        return match_queried(call, cache, first, count);
-    PyObject *const *objects = call->objects;
-    DLTensor *tensor = call->frame.tensors + first;
-    uint64_t *flags = call->frame.flags;
-    int64_t *kept = call->kept_dims + (size_t)first * DLB_ROOM;
-    for (int32_t i = first; i < first + count; i++, cached++, tensor++) {
-        PyObject *x = objects[i];
-        if (!dlb_torch_is_exact(x) ||
-            !dlb_torch_is_ordinary(x, call->thread, cache->written >> i & 1) ||
-            dlb_torch_borrow(x, tensor) != 0 || !matches(cached, tensor) ||
-            !same_device(tensor->device, cache->device) || tensor->data == NULL ||
-            !dlb_torch_has_memory(x, tensor))
-            return false;
-        use_dims(tensor, cached, kept);
-        kept += DLB_ROOM;
-        flags[i] = 0;
-    }
-    return true;
 }
 
 /* Queries serve tensors of the CPU alone. */
@@ -322,34 +257,6 @@ static int borrow_jax(dlb_call *call, int index, PyObject *x) {
     if (status >= 0)
         return status;
     return dlb_clear_error() < 0 ? -1 : borrow_view(call, index, x);
-}
-
-static bool match_jax(dlb_call *call, const dlb_cached_tensor *cached, int32_t count) {
-    for (int32_t i = 0; i < count; i++, cached++) {
-        PyObject *x = call->objects[i];
-        const Py_buffer *buffer =
-            Py_TYPE(x) == jax_array ? borrow_pybuffer(call, x) : NULL;
-        if (buffer == NULL || buffer->format != cached->descr ||
-            buffer->ndim != cached->dl.ndim || buffer->buf == NULL)
-            return false;
-        for (int k = 0; k < buffer->ndim; k++)
-            if (buffer->shape[k] != cached->shape[k])
-                return false;
-        DLTensor *tensor = &call->frame.tensors[i];
-        *tensor = cached->dl;
-        tensor->data = buffer->buf;
-        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
-        call->frame.flags[i] = DLPACK_FLAG_BITMASK_READ_ONLY;
-    }
-    return true;
-}
-
-/* jaxlib has one text for each format, which it never frees. */
-static bool cache_jax(const dlb_call *call, int32_t index, dlb_cached_tensor *cached) {
-    bool is_buffer = call->borrowed_count == call->frame.tensor_count &&
-                     call->borrowed[index].is_buffer;
-    cached->descr = is_buffer ? call->borrowed[index].memory.protocol.format : NULL;
-    return cached->descr != NULL;
 }
 
 /* ---- CuPy ----
@@ -489,19 +396,6 @@ static PyObject *allocate_cupy(int32_t ndim, const int64_t *dims, DLDataType kin
     return made;
 }
 
-static bool match_cupy(dlb_call *call, const dlb_call_cache *cache, int32_t first,
-                       int32_t count) {
-    const dlb_cached_tensor *cached = cache->tensors + first;
-    for (int32_t i = first; i < first + count; i++, cached++) {
-        DLTensor *tensor = &call->frame.tensors[i];
-        if (borrow_cupy(call, i, call->objects[i]) != 0 || !matches(cached, tensor) ||
-            !same_device(tensor->device, cache->device) || tensor->data == NULL)
-            return false;
-        use_dims(tensor, cached, call->kept_dims + (size_t)i * DLB_ROOM);
-    }
-    return true;
-}
-
 /* ---- any family ---- */
 
 /* An unknown type may only not have been met: its adapter opens the guard
@@ -599,9 +493,8 @@ int dlb_borrow_to_write(const dlb_call *call, int index) {
         return DLB_DECLINED;
     if (call->family != DLB_FAMILY_TORCH || call->thread == DLB_TORCH_QUERIED)
         return 0;
-    return dlb_torch_is_ordinary(call->objects[index], call->thread, true)
-               ? 0
-               : DLB_DECLINED;
+    return dlb_torch_may_be_written(call->objects[index], call->thread) ? 0
+                                                                        : DLB_DECLINED;
 }
 
 bool dlb_copy_dims(DLTensor *tensor, int64_t *room, int64_t size) {
@@ -664,20 +557,6 @@ void dlb_drop_results(dlb_call *call) {
 
 /* ---- a call as the one before ---- */
 
-/* Objects `first` and following. */
-static bool match_some(dlb_call *call, const dlb_call_cache *cache, int32_t first,
-                       int32_t count) {
-    const dlb_cached_tensor *cached = cache->tensors + first;
-    if (call->family == DLB_FAMILY_NUMPY)
-        return match_numpy(call, cached, first, count);
-    if (call->family == DLB_FAMILY_OWN)
-        return match_own(call, cache, first, count);
-    if (call->family == DLB_FAMILY_CUPY)
-        return match_cupy(call, cache, first, count);
-    return call->family == DLB_FAMILY_TORCH ? match_torch(call, cache, first, count)
-                                            : match_jax(call, cached, count);
-}
-
 /* All addresses are as the kernel wants them, and nothing that is written overlaps. */
 static inline bool is_apart(const dlb_kernel *kernel, const dlb_call_cache *cache,
                             const dlb_frame *frame) {
@@ -694,43 +573,77 @@ static inline bool is_apart(const dlb_kernel *kernel, const dlb_call_cache *cach
            dlb_spans_are_apart(kernel, spans, count, cache->written);
 }
 
-static bool match_new(dlb_call *call, const dlb_call_cache *cache) {
-    int32_t first = cache->input_count;
-    for (int32_t i = first; i < first + cache->result_count; i++) {
-        const dlb_cached_tensor *cached = &cache->tensors[i];
-        PyObject *made =
-            dlb_allocate_result(call->family, cached->dl.ndim, cached->shape,
-                                cached->dl.dtype, cache->device);
-        if (made == NULL)
-            return false;
-        call->objects[i] = made;
-        call->made_count++;
-    }
-    return match_some(call, cache, first, cache->result_count);
-}
-
-static bool match_given(dlb_call *call, const dlb_call_cache *cache, PyObject *out) {
-    int32_t first = cache->input_count, count = cache->result_count;
-    for (int32_t i = 0; i < count; i++) {
-        call->objects[first + i] = dlb_out_item(out, count, i);
-        if (call->objects[first + i] == NULL)
+/* Whether tensors `first` and following, which were borrowed, are as in the cache. */
+static bool match_borrowed(const dlb_call *call, const dlb_call_cache *cache,
+                           int32_t first, int32_t count) {
+    for (int32_t i = first; i < first + count; i++) {
+        const DLTensor *tensor = &call->frame.tensors[i];
+        bool is_written = cache->written >> i & 1;
+        uint64_t allowed = is_written ? 0 : (uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
+        if (!matches(&cache->tensors[i], tensor) ||
+            !same_device(tensor->device, cache->device) || tensor->data == NULL ||
+            (call->frame.flags[i] & ~allowed) ||
+            (is_written && dlb_borrow_to_write(call, i) != 0))
             return false;
     }
-    return match_some(call, cache, first, count);
+    return true;
 }
 
-static bool match_all(const dlb_kernel *kernel, const dlb_call_cache *cache,
-                      dlb_call *call, PyObject *const *tensors, PyObject *out) {
+/* The inputs: arrays of NumPy are compared as they are, others were borrowed. */
+static bool match_inputs(dlb_call *call, const dlb_call_cache *cache,
+                         PyObject *const *tensors) {
     int32_t inputs = cache->input_count;
+    if (call->family != DLB_FAMILY_NONE)
+        return call->family == cache->family && match_borrowed(call, cache, 0, inputs);
+    if (cache->family != DLB_FAMILY_NUMPY)
+        return false;
     memcpy(call->objects, tensors, (size_t)inputs * sizeof *tensors);
-    call->frame.input_count = inputs;
-    call->frame.tensor_count = inputs + cache->result_count;
-    if (!match_some(call, cache, 0, inputs))
+    if (!match_numpy(call, cache->tensors, 0, inputs))
         return false;
-    if (cache->result_count > 0 &&
-        !(out ? match_given(call, cache, out) : match_new(call, cache)))
+    call->family = DLB_FAMILY_NUMPY;
+    return true;
+}
+
+/* Result `i` of the call: given, or made. */
+static bool match_result(dlb_call *call, const dlb_call_cache *cache, int32_t i,
+                         PyObject *x) {
+    if (call->family != DLB_FAMILY_NUMPY)
+        return dlb_borrow(call, i, x) == 0 && match_borrowed(call, cache, i, 1);
+    call->objects[i] = x;
+    return match_numpy(call, &cache->tensors[i], i, 1);
+}
+
+static bool match_new(dlb_call *call, const dlb_call_cache *cache, int32_t i) {
+    const dlb_cached_tensor *cached = &cache->tensors[i];
+    PyObject *made = dlb_allocate_result(call->family, cached->dl.ndim, cached->shape,
+                                         cached->dl.dtype, cache->device);
+    if (made == NULL)
         return false;
-    return is_apart(kernel, cache, &call->frame);
+    call->objects[i] = made;
+    call->made_count++;
+    return match_result(call, cache, i, made);
+}
+
+static bool match_results(dlb_call *call, const dlb_call_cache *cache, PyObject *out) {
+    int32_t count = cache->result_count;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t place = cache->input_count + i;
+        PyObject *given = out != NULL ? dlb_out_item(out, count, i) : NULL;
+        bool is_matched =
+            out == NULL ? match_new(call, cache, place)
+                        : given != NULL && match_result(call, cache, place, given);
+        if (!is_matched)
+            return false;
+    }
+    return true;
+}
+
+/* The shapes and strides of a call like the one in the cache are those. */
+static void use_all_dims(dlb_call *call, const dlb_call_cache *cache) {
+    int32_t count = cache->input_count + cache->result_count;
+    for (int32_t i = 0; i < count; i++)
+        use_dims(&call->frame.tensors[i], &cache->tensors[i],
+                 call->kept_dims + (size_t)i * DLB_ROOM);
 }
 
 static bool has_same_sizes(const dlb_signature *signature, const dlb_call_cache *cache,
@@ -744,47 +657,57 @@ static bool has_same_sizes(const dlb_signature *signature, const dlb_call_cache 
     return true;
 }
 
+/* The inputs, and what is known of them, are as before. */
+static void forget_results(dlb_call *call, int32_t inputs, int32_t dim_count) {
+    dlb_frame *frame = &call->frame;
+    dlb_clear_error(); /* the general path meets it again; an interrupt comes only once
+                        */
+    dlb_drop_results(call);
+    for (int32_t i = inputs; i < frame->tensor_count; i++)
+        dlb_set_remove(frame->watched, i);
+    call->dim_count = dim_count;
+    if (call->family == DLB_FAMILY_NUMPY) { /* its inputs were not borrowed */
+        call->family = DLB_FAMILY_NONE;
+        inputs = 0;
+    }
+    frame->tensor_count = frame->input_count = inputs;
+}
+
 static bool use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
-                      dlb_call *call, PyObject *const *tensors, PyObject *out) {
-    call->family = cache->family;
-    if (call->family == DLB_FAMILY_TORCH)
-        call->thread = thread_for(tensors[0]);
-    if (match_all(kernel, cache, call, tensors, out)) {
+                      dlb_call *call, PyObject *out) {
+    int32_t dim_count = call->dim_count, inputs = cache->input_count;
+    call->frame.input_count = inputs;
+    call->frame.tensor_count = inputs + cache->result_count;
+    if (match_results(call, cache, out) && is_apart(kernel, cache, &call->frame)) {
+        if (call->family != DLB_FAMILY_NUMPY)
+            use_all_dims(call, cache);
         call->target = cache->target;
         call->holds_gil = cache->holds_gil;
         *call->frame.written = cache->written;
         return true;
     }
-    dlb_clear_error(); /* the general path meets it again; an interrupt comes only once
-                        */
-    dlb_drop_results(call);
-    dlb_give_back(call);
-    call->family = DLB_FAMILY_NONE;
-    call->dim_count = 0;
-    call->frame.tensor_count = call->frame.input_count = 0;
-    dlb_set_clear(call->frame.watched, call->frame.room);
-    call->frame.stream = NULL;
+    forget_results(call, inputs, dim_count);
     return false;
 }
 
 bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
                    dlb_call *call, PyObject *const *tensors, PyObject *out) {
     if ((call->wanted != DLB_FAMILY_NONE && call->wanted != cache->family) ||
-        !has_same_sizes(kernel->signature, cache, call->frame.scalars))
+        !has_same_sizes(kernel->signature, cache, call->frame.scalars) ||
+        !match_inputs(call, cache, tensors))
         return false;
-    /* a cache has one tensor or more */
-    bool may_run_python =
-        cache->family == DLB_FAMILY_JAX || cache->family == DLB_FAMILY_CUPY ||
-        dlb_torch_is_queried(tensors[0]) || (cache->result_count > 0 && out == NULL);
-    if (!may_run_python)
-        return use_cache(kernel, cache, call, tensors, out);
-    /* Lending a buffer lets other threads run, and allocating other code: either may
-     * call this very kernel, and replace the cache. */
+    bool runs_python =
+        out == NULL || call->family == DLB_FAMILY_CUPY ||
+        (call->family == DLB_FAMILY_TORCH && call->thread == DLB_TORCH_QUERIED);
+    if (cache->result_count == 0 || !runs_python)
+        return use_cache(kernel, cache, call, out);
+    /* To allocate a result, or to borrow it so, lets other code run: it may call this
+     * very kernel, and replace the cache. */
     dlb_call_cache before;
     size_t count = (size_t)(cache->input_count + cache->result_count);
     memcpy(&before, cache,
            offsetof(dlb_call_cache, tensors) + count * sizeof *cache->tensors);
-    return use_cache(kernel, &before, call, tensors, out);
+    return use_cache(kernel, &before, call, out);
 }
 
 bool dlb_use_array_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
@@ -812,21 +735,10 @@ static bool cache_tensor(dlb_cached_tensor *cached, const DLTensor *tensor,
     dlb_row_major_strides(tensor->ndim, cached->shape, cached->strides);
     if (!matches(cached, tensor)) /* strided: it would never be met again */
         return false;
+    cached->descr = NULL;
     cached->nbytes =
         (uint64_t)dlb_packed_bytes(tensor->dtype, 0, dlb_element_count(tensor));
     return cached->nbytes > 0;
-}
-
-static bool cache_descr(dlb_cached_tensor *cached, const dlb_call *call,
-                        int32_t index) {
-    switch (call->family) {
-    case DLB_FAMILY_NUMPY:
-        return cache_numpy(call->objects[index], cached);
-    case DLB_FAMILY_JAX:
-        return cache_jax(call, index, cached);
-    default:
-        return true;
-    }
 }
 
 bool dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
@@ -841,7 +753,8 @@ bool dlb_fill_cache(const dlb_kernel *kernel, dlb_call_cache *cache,
     cache->target = dlb_kernel_target(kernel, cache->device);
     for (int32_t i = 0; i < count; i++)
         if (!cache_tensor(&cache->tensors[i], &frame->tensors[i], cache->device) ||
-            !cache_descr(&cache->tensors[i], call, i))
+            (call->family == DLB_FAMILY_NUMPY &&
+             !cache_numpy(call->objects[i], &cache->tensors[i])))
             return false;
     for (int32_t i = 0; i < frame->scalar_count; i++)
         cache->sizes[i] = frame->scalars[i].value.i;

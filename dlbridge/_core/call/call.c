@@ -365,11 +365,15 @@ static int take_planned(const dlb_kernel *kernel, const dlb_call_plan *plan,
     call->frame.scalar_count = kernel->signature->scalar_count;
     if (status != 0)
         return status;
-    if (is_cached(kernel, plan, call, tensors, inputs, *out))
+    bool is_array = inputs > 0 && dlb_is_numpy(tensors[0]);
+    if (is_array && is_cached(kernel, plan, call, tensors, inputs, *out))
         return PyErr_Occurred() ? -1 : 0;
     call->frame.tensor_count = call->frame.input_count = inputs;
     for (int32_t i = 0; status == 0 && i < inputs; i++)
         status = take_tensor(kernel, call, i, tensors[i]);
+    if (status == 0 && !is_array &&
+        is_cached(kernel, plan, call, tensors, inputs, *out))
+        return PyErr_Occurred() ? -1 : 0;
     return status;
 }
 
@@ -383,9 +387,10 @@ static bool is_scalar(PyObject *x) {
 static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
                           dlb_call *call, PyObject *const *args, Py_ssize_t count) {
     dlb_frame *frame = &call->frame;
+    bool is_array = count > 0 && dlb_is_numpy(args[0]);
     if (count > MAX_ARGUMENTS)
         return DLB_DECLINED;
-    if (is_cached(kernel, plan, call, args, count, NULL))
+    if (is_array && is_cached(kernel, plan, call, args, count, NULL))
         return PyErr_Occurred() ? -1 : 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         int status = DLB_DECLINED;
@@ -409,6 +414,9 @@ static int take_unplanned(const dlb_kernel *kernel, const dlb_call_plan *plan,
     frame->input_count = frame->tensor_count;
     frame->order = call->order;
     frame->order_count = (int32_t)count;
+    if (!is_array && frame->scalar_count == 0 &&
+        is_cached(kernel, plan, call, args, count, NULL))
+        return PyErr_Occurred() ? -1 : 0;
     return 0;
 }
 
@@ -447,11 +455,10 @@ static int add_new(const dlb_kernel *kernel, dlb_call *call, int result) {
         /* The framework itself says why. */
         return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
     }
-    int status = dlb_borrow(call, index, made);
     call->objects[index] = made;
     call->made_count++;
     call->frame.tensor_count++;
-    return status;
+    return dlb_borrow(call, index, made);
 }
 
 static int add_given(const dlb_kernel *kernel, dlb_call *call, int result,

@@ -171,7 +171,7 @@ bool dlb_copy_dims(DLTensor *tensor, int64_t *room, int64_t size);
 typedef struct {
     DLTensor dl;     /* as it was; of each call are its data, and copies of the dims */
     uint64_t nbytes; /* at least 1 */
-    const void *descr; /* NumPy's or jaxlib's own for the dtype, never freed */
+    const void *descr; /* NumPy's own for the dtype, never freed; NULL: no array */
     int needed;        /* of NumPy's flags */
     int64_t shape[DLB_CACHED_NDIM], strides[DLB_CACHED_NDIM]; /* row-major */
 } dlb_cached_tensor;
@@ -191,7 +191,8 @@ typedef struct dlb_call_cache {
 } dlb_call_cache;
 
 /* Fill the frame's tensors, results among them, and call->target if all are as in the
- * cache. False: nothing happened, or an interrupt is set. `tensors` are the inputs. */
+ * cache. `tensors` are the inputs: arrays of NumPy, or what was borrowed. False:
+ * nothing happened, or an interrupt is set. */
 bool dlb_use_cache(const dlb_kernel *kernel, const dlb_call_cache *cache,
                    dlb_call *call, PyObject *const *tensors, PyObject *out);
 /* The same for a simple cache and as many arrays; `room`: DLB_CALL_DIMS numbers. False:

@@ -71,9 +71,9 @@ int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
 /* Whether its objects are tensors of a framework that were taken before; false of
  * classes of users, which may speak a protocol and be something else as well. */
 bool dlb_is_framework_type(PyTypeObject *type);
-/* An object that has the buffer of x, so that x may not give it up; NULL with an error.
- */
-PyObject *dlb_hold_buffer(PyObject *x);
+/* An object that has the buffer of x, so that x may not give it up, and keeps an object
+ * that takes no part in garbage collection, or NULL; NULL with an error. */
+PyObject *dlb_hold_buffer(PyObject *x, PyObject *kept);
 /* Let the adapter of this type see it, once; -1: an error that is no Exception. */
 int dlb_meet_type(PyTypeObject *type);
 extern PyMethodDef dlb_take_functions[];

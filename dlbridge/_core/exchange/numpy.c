@@ -72,13 +72,14 @@ dlb_buffer *dlb_buffer_of_array(PyObject *keeper, PyObject *array) {
     if (base == NULL || dlb_is_tensor(base) || !PyObject_CheckBuffer(base) ||
         PyBytes_Check(base))
         return dlb_buffer_of_object(keeper);
-    PyObject *held = dlb_hold_buffer(base);
+    bool is_light = !PyObject_IS_GC(keeper); /* as arrays are */
+    PyObject *held = dlb_hold_buffer(base, is_light ? keeper : NULL);
     if (held == NULL) {
         if (dlb_clear_error() < 0)
             return NULL;
         return dlb_buffer_of_object(keeper);
     }
-    PyObject *both = PyTuple_Pack(2, keeper, held);
+    PyObject *both = is_light ? Py_NewRef(held) : PyTuple_Pack(2, keeper, held);
     Py_DECREF(held);
     dlb_buffer *buffer = both ? dlb_buffer_of_object(both) : NULL;
     Py_XDECREF(both);

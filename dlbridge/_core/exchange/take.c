@@ -595,11 +595,13 @@ static int fill_from_buffer(const Py_buffer *in, dlb_view *view) {
  * the collector could not pass it. */
 typedef struct {
     PyObject_VAR_HEAD Py_buffer view;
+    PyObject *kept;  /* besides, without a collector's header; or NULL */
     int64_t shape[]; /* that of a memoryview which is gone */
 } held_buffer;
 
 static void held_dealloc(PyObject *self) {
     PyBuffer_Release(&((held_buffer *)self)->view);
+    Py_XDECREF(((held_buffer *)self)->kept);
     PyObject_Free(self);
 }
 
@@ -647,6 +649,7 @@ static held_buffer *hold_buffer(PyObject *x, bool is_collectable, Py_ssize_t ndi
     if (held == NULL)
         return NULL;
     held->view.obj = NULL;
+    held->kept = NULL;
     if (PyObject_GetBuffer(x, &held->view, PyBUF_FULL_RO) == 0)
         return held;
     held->view.obj = NULL;
@@ -654,8 +657,11 @@ static held_buffer *hold_buffer(PyObject *x, bool is_collectable, Py_ssize_t ndi
     return NULL;
 }
 
-PyObject *dlb_hold_buffer(PyObject *x) {
-    return (PyObject *)hold_buffer(x, false, 0);
+PyObject *dlb_hold_buffer(PyObject *x, PyObject *kept) {
+    held_buffer *held = hold_buffer(x, false, 0);
+    if (held != NULL)
+        held->kept = Py_XNewRef(kept);
+    return (PyObject *)held;
 }
 
 /* Whether the buffer is x's own, with all that a memoryview would fill in. */

@@ -29,10 +29,11 @@ void dlb_count_blocks(dlb_allocator_statistics *statistics, int64_t nbytes,
  * nothing. Without a GIL each thread counts in one of several parts, as a line of
  * memory that all write would take them as long as the rest of an exchange. */
 #define DLB_LIVE_ANYWHERE(kind)                                                        \
-    kind(buffers) kind(exports) kind(accesses) /* trackers of CUDA memory */           \
-        kind(loans)                            /* tensors lent to tvm-ffi */           \
-        kind(scratch)                          /* memory for the time of a call */     \
-        kind(kernels) kind(nodes)              /* of TensorFlow's graphs */
+    kind(buffers)                    /* but those that keep Python objects */          \
+        kind(exports) kind(accesses) /* trackers of CUDA memory */                     \
+        kind(loans)                  /* tensors lent to tvm-ffi */                     \
+        kind(scratch)                /* memory for the time of a call */               \
+        kind(kernels) kind(nodes)    /* of TensorFlow's graphs */
 #define DLB_LIVE_OBJECTS(kind)                                                         \
     kind(tensors) kind(references) /* Python objects that buffers keep */              \
         kind(views)                /* Py_buffers of Tensors */                         \
@@ -80,9 +81,10 @@ extern dlb_live_counts dlb_live;
 
 dlb_live_counts dlb_live_sum(void);
 
-/* In the header, since every exchange makes one and frees one. NULL: no memory. */
-static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner,
-                                         void *data, int64_t nbytes) {
+/* In the header, since every exchange makes one and frees one. NULL: no memory. Who
+ * makes one that is not counted here counts it by itself, and discards it. */
+static inline dlb_buffer *dlb_buffer_make(void (*release)(dlb_buffer *), void *owner,
+                                          void *data, int64_t nbytes) {
     dlb_buffer *buffer = malloc(sizeof *buffer);
     if (buffer == NULL)
         return NULL;
@@ -92,15 +94,26 @@ static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *ow
     buffer->data = data;
     buffer->nbytes = nbytes;
     buffer->access = NULL;
-    dlb_count_live(buffers, 1);
     dlb_ledger_born(buffer, NULL);
+    return buffer;
+}
+
+static inline void dlb_buffer_discard(dlb_buffer *buffer) {
+    dlb_ledger_died(buffer, true);
+    free(buffer);
+}
+
+static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner,
+                                         void *data, int64_t nbytes) {
+    dlb_buffer *buffer = dlb_buffer_make(release, owner, data, nbytes);
+    if (buffer != NULL)
+        dlb_count_live(buffers, 1);
     return buffer;
 }
 
 /* The struct alone, for `release`. */
 static inline void dlb_buffer_free(dlb_buffer *buffer) {
-    dlb_ledger_died(buffer, true);
-    free(buffer);
+    dlb_buffer_discard(buffer);
     dlb_count_live(buffers, -1);
 }
 

@@ -116,11 +116,12 @@ dlb_buffer *dlb_buffer_of_legacy(DLManagedTensor *managed) {
     return dlb_buffer_new(release_legacy, managed, NULL, 0);
 }
 
-/* Without an interpreter the object is leaked. */
+/* Buffers of these two kinds are counted as `references`, under the GIL. Without an
+ * interpreter the object is leaked. */
 static void release_object(dlb_buffer *buffer) {
     PyObject *object = buffer->owner;
     int state;
-    dlb_buffer_free(buffer);
+    dlb_buffer_discard(buffer);
     if (!dlb_enter_python(&state))
         return;
     pending error = put_aside(true);
@@ -139,8 +140,8 @@ dlb_buffer *dlb_buffer_of_object(PyObject *object) {
     bool is_collectable = PyType_IS_GC(Py_TYPE(object)) && PyObject_IS_GC(object) &&
                           !PyMemoryView_Check(object);
     dlb_buffer *buffer =
-        dlb_buffer_new(is_collectable ? dlb_release_collectable : release_object,
-                       Py_NewRef(object), NULL, 0);
+        dlb_buffer_make(is_collectable ? dlb_release_collectable : release_object,
+                        Py_NewRef(object), NULL, 0);
     if (buffer == NULL) {
         Py_DECREF(object);
         PyErr_NoMemory();
@@ -153,7 +154,7 @@ dlb_buffer *dlb_buffer_of_object(PyObject *object) {
 static void release_pybuffer(dlb_buffer *buffer) {
     Py_buffer *view = buffer->owner;
     int state;
-    dlb_buffer_free(buffer);
+    dlb_buffer_discard(buffer);
     if (!dlb_enter_python(&state))
         return;
     pending error = put_aside(true);
@@ -166,7 +167,7 @@ static void release_pybuffer(dlb_buffer *buffer) {
 
 dlb_buffer *dlb_buffer_of_pybuffer(Py_buffer *view) {
     Py_buffer *kept = malloc(sizeof *kept);
-    dlb_buffer *buffer = kept ? dlb_buffer_new(release_pybuffer, kept, NULL, 0) : NULL;
+    dlb_buffer *buffer = kept ? dlb_buffer_make(release_pybuffer, kept, NULL, 0) : NULL;
     if (buffer == NULL) {
         free(kept);
         PyBuffer_Release(view);

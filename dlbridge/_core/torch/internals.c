@@ -230,11 +230,19 @@ static bool serves_cuda(PyObject *tensor) {
     return direct.cuda_is == OPEN || (direct.cuda_is == UNTRIED && try_cuda(tensor));
 }
 
+static bool is_inference(uint64_t keys) {
+    return keys == direct.cpu.inference || keys == direct.cuda.inference;
+}
+
+bool dlb_torch_may_be_written(PyObject *tensor, dlb_torch_thread state) {
+    const char *impl = dlb_torch_impl(tensor);
+    return state == DLB_TORCH_INFERENCE || !is_inference(word_at(impl, places.keys));
+}
+
 /* Of a tensor with one of the four words. */
 static bool is_ordinary(PyObject *tensor, uint64_t keys, dlb_torch_thread state,
                         bool written) {
-    if (keys == direct.cpu.inference || keys == direct.cuda.inference)
-        /* such tensors have neither gradients nor a version */
+    if (is_inference(keys)) /* such tensors have neither gradients nor a version */
         return direct.knows_inference && (!written || state == DLB_TORCH_INFERENCE);
     return !dlb_torch_wants_gradient(dlb_torch_handle(tensor));
 }

@@ -182,6 +182,8 @@ bool dlb_torch_is_exact(PyObject *x);
  * its values, that needs no gradient now. `written`: that may also be written in this
  * state. Trying runs Python. */
 bool dlb_torch_is_ordinary(PyObject *tensor, dlb_torch_thread state, bool written);
+/* Whether one that is ordinary in this state may also be written. */
+bool dlb_torch_may_be_written(PyObject *tensor, dlb_torch_thread state);
 /* One of CUDA, or of the CPU, of those that are ordinary. */
 bool dlb_torch_is_cuda(const char *impl);
 bool dlb_torch_is_cpu(const char *impl);
