@@ -1065,7 +1065,7 @@ class CudaLaunch:
 class Peers:
     """The processes of a communicator, for messages that C sends: `library` is the path of mpi4py's
     module, `collective`, `messages`, `payloads` and `byte` are handles of private copies and of
-    MPI_BYTE."""
+    MPI_BYTE. `direct`: collectives that copy send from rank to rank, instead of by MPI's."""
 
     def __new__(
         cls,
@@ -1078,9 +1078,12 @@ class Peers:
         size: int,
         highest_tag: int,
         any_tag: int,
+        direct: bool = True,
     ) -> Self: ...
     def next_payload(self) -> int: ...
     turns: int
+    @property
+    def is_direct(self) -> bool: ...
     def moves_values(self, nbytes: int, /) -> bool: ...
 
 @final
@@ -1175,8 +1178,19 @@ class Posted:
 
 @final
 class Collective:
-    """A collective of MPI under way; `result`: the Tensor that it writes, or None."""
+    """A collective that copies between compact Tensors, or None where this rank sends or receives
+    nothing: "allgather", "alltoall", "bcast", "gather" or "scatter". `begin`, after a Ballot or a
+    TreeBallot that is over, posts its messages."""
 
+    def __new__(
+        cls,
+        peers: Peers,
+        name: str,
+        source: TensorBase | None,
+        result: TensorBase | None,
+        root: int = 0,
+    ) -> Self: ...
+    def begin(self, ballot: Ballot | TreeBallot, /) -> None: ...
     @property
     def result(self) -> TensorBase | None: ...
     def advance(self) -> bool: ...
@@ -1184,8 +1198,8 @@ class Collective:
 class Begun:
     """A call that may be under way: of C, which has begun it, or with its Operation of Python.
 
-    C goes on with a message until it is over, or somebody waits long for it, or it is out of the
-    ordinary. Those under way are held until they are over.
+    C goes on with a message or a collective until it is over, or somebody waits long for it, or it
+    is out of the ordinary. Those under way are held until they are over.
     """
 
     def __new__(cls, operation: Any) -> Self: ...
@@ -1219,7 +1233,7 @@ class Quick:
 
     With `like`, it knows the types and calls that another one learns, and the other way round.
     Each call returns its result, or False where it is out of the ordinary: then nothing was sent.
-    `isend` and `irecv` return a `request`, a subclass of Begun. `timeout`: seconds, not less
+    Calls that do not wait return a `request`, a subclass of Begun. `timeout`: seconds, not less
     than 10 ms: what is not over then waits by `wait_since(begun, timeout)` of its Request.
     `types`: array types to (Converter of results, what must return True before, or None, whether
     such arrays are ever written). `calls`: arguments to a Reduction or a digest. `active`: what is
@@ -1266,6 +1280,15 @@ class Quick:
     ) -> Any: ...
     def allgather(self, x: Any, out: Any, key: str, timeout: Any = None, /) -> Any: ...
     def alltoall(self, x: Any, out: Any, key: str, timeout: Any = None, /) -> Any: ...
+    def ibarrier(self, key: str, /) -> Any: ...
+    def ibcast(self, x: Any, root: Any, to: Any, /) -> Any: ...
+    def igather(self, x: Any, root: Any, out: Any, key: str, /) -> Any: ...
+    def iscatter(self, x: Any, root: Any, to: Any, out: Any, key: str, /) -> Any: ...
+    def iallreduce(self, x: Any, op: Any, out: Any, /) -> Any: ...
+    def ireduce(self, x: Any, op: Any, root: Any, /) -> Any: ...
+    def ireduce_scatter(self, x: Any, op: Any, out: Any, key: str, /) -> Any: ...
+    def iallgather(self, x: Any, out: Any, key: str, /) -> Any: ...
+    def ialltoall(self, x: Any, out: Any, key: str, /) -> Any: ...
 
 @final
 class Transport:

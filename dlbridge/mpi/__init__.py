@@ -145,6 +145,11 @@ GOING_ON.update(
     gather=_going_on(collectives.igather),
     scatter=_going_on(collectives.iscatter),
 )
+_COLLECTIVES = (
+    *("barrier", "bcast", "allreduce", "reduce", "reduce_scatter", "allgather", "alltoall"),
+    *("gather", "scatter"),
+)
+GOING_ON.update({f"i{name}": partial(begin, f"i{name}", GOING_ON[name]) for name in _COLLECTIVES})
 _CALLS = [
     _send := QUICK.send,
     _isend := QUICK.isend,
@@ -160,6 +165,15 @@ _CALLS = [
     _alltoall := QUICK.alltoall,
     _gather := QUICK.gather,
     _scatter := QUICK.scatter,
+    _ibarrier := QUICK.ibarrier,
+    _ibcast := QUICK.ibcast,
+    _iallreduce := QUICK.iallreduce,
+    _ireduce := QUICK.ireduce,
+    _ireduce_scatter := QUICK.ireduce_scatter,
+    _iallgather := QUICK.iallgather,
+    _ialltoall := QUICK.ialltoall,
+    _igather := QUICK.igather,
+    _iscatter := QUICK.iscatter,
 ]
 operators.substitute(_CALLS, call_of)
 
@@ -317,6 +331,9 @@ def sendrecv(
 
 def ibarrier(*, comm: Any = None) -> Request:
     """Begin a barrier; see `barrier`."""
+    made = (_ibarrier if comm is None else call_of(comm, "ibarrier"))(BARRIER)
+    if made is not False:
+        return cast("Request", made)
     return begin("ibarrier", collectives.ibarrier, comm)
 
 
@@ -333,6 +350,10 @@ def ibcast(
     x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a bcast; see `bcast`."""
+    if out is None:
+        made = (_ibcast if comm is None else call_of(comm, "ibcast"))(x, root, to)
+        if made is not False:
+            return cast("Request", made)
     return begin("ibcast", _begin_bcast(x), comm, x, root, to, out)
 
 
@@ -373,6 +394,9 @@ def bcast(
 
 def iallreduce(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
     """Begin an allreduce; see `allreduce`."""
+    made = (_iallreduce if comm is None else call_of(comm, "iallreduce"))(x, op, out)
+    if made is not False:
+        return cast("Request", made)
     return begin("iallreduce", _begin_allreduce(x), comm, x, op, out)
 
 
@@ -411,6 +435,10 @@ def ireduce(
     x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a reduce; see `reduce`."""
+    if out is None:
+        made = (_ireduce if comm is None else call_of(comm, "ireduce"))(x, op, root)
+        if made is not False:
+            return cast("Request", made)
     return begin("ireduce", collectives.ireduce, comm, x, op, root, out)
 
 
@@ -437,6 +465,9 @@ def reduce(
 
 def iallgather(x: Any, *, out: Any = None, comm: Any = None) -> Request:
     """Begin an allgather; see `allgather`."""
+    made = (_iallgather if comm is None else call_of(comm, "iallgather"))(x, out, ALLGATHER)
+    if made is not False:
+        return cast("Request", made)
     return begin("iallgather", collectives.iallgather, comm, x, out)
 
 
@@ -454,6 +485,9 @@ def allgather(x: Any, *, out: Any = None, comm: Any = None, timeout: float | Non
 
 def igather(x: Any, root: int = 0, *, out: Any = None, comm: Any = None) -> Request:
     """Begin a gather; see `gather`."""
+    made = (_igather if comm is None else call_of(comm, "igather"))(x, root, out, GATHER)
+    if made is not False:
+        return cast("Request", made)
     return begin("igather", _begin_gather(x), comm, x, root, out)
 
 
@@ -485,6 +519,10 @@ def iscatter(
     x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a scatter; see `scatter`."""
+    made_by_c = _iscatter if comm is None else call_of(comm, "iscatter")
+    made = made_by_c(x, root, to, out, SCATTER)
+    if made is not False:
+        return cast("Request", made)
     return begin("iscatter", collectives.iscatter, comm, x, root, to, out)
 
 
@@ -518,6 +556,10 @@ def scatter(
 
 def ireduce_scatter(x: Any, op: str = "sum", *, out: Any = None, comm: Any = None) -> Request:
     """Begin a reduce_scatter; see `reduce_scatter`."""
+    made_by_c = _ireduce_scatter if comm is None else call_of(comm, "ireduce_scatter")
+    made = made_by_c(x, op, out, REDUCE_SCATTER)
+    if made is not False:
+        return cast("Request", made)
     return begin("ireduce_scatter", collectives.ireduce_scatter, comm, x, op, out)
 
 
@@ -538,6 +580,9 @@ def reduce_scatter(
 
 def ialltoall(x: Any, *, out: Any = None, comm: Any = None) -> Request:
     """Begin an alltoall; see `alltoall`."""
+    made = (_ialltoall if comm is None else call_of(comm, "ialltoall"))(x, out, ALLTOALL)
+    if made is not False:
+        return cast("Request", made)
     return begin("ialltoall", collectives.ialltoall, comm, x, out)
 
 

@@ -13,11 +13,14 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 from dlbridge.mpi.channel import Channel
 from dlbridge.mpi.engine import Operation, Steps
 from dlbridge.mpi.values import Kind
+from dlbridge.tensor.memory import empty
 
 MOST = 16 * 1024  # bytes of a payload that travels with the ballot
 _TEXT = 256  # bytes in which a rank says what it passed, where ranks do not agree
@@ -103,23 +106,79 @@ def agree(channel: Channel, operation: Operation, ballot: Ballot | TreeCall) -> 
         yield from _disagree(channel, operation, ballot)
 
 
+def copy(
+    over: Channel,
+    operation: Operation,
+    ballot: native.Ballot | native.TreeBallot,
+    name: str,
+    source: native.TensorBase | None,
+    target: native.TensorBase | None,
+    root: int = 0,
+    made: native.Collective | None = None,
+) -> Steps:
+    """Copy from tensor to tensor, after a ballot on which the ranks agreed, or did not.
+
+    Args:
+        over: the channel.
+        operation: what is under way.
+        ballot: the ballot.
+        name: of the collective.
+        source: what goes out, None where this rank sends nothing.
+        target: where it goes to, None where this rank receives nothing.
+        root: of those that have one.
+        made: what copies it, if that was made before.
+    """
+    operation.kept += [source, target]
+    if not over.peers.is_direct:
+        yield from over.turn(operation)
+        request = _post(over, name, source, target, root)
+        over.pass_turn(operation)
+        yield (request,)
+        return
+    state = made or native.Collective(over.peers, name, source, target, root)
+    operation.kept.append(state)
+    state.begin(ballot)
+    while not state.advance():
+        yield None
+
+
+def _post(
+    over: Channel,
+    name: str,
+    source: native.TensorBase | None,
+    target: native.TensorBase | None,
+    root: int,
+) -> Any:
+    """Begin a collective of MPI: with many ranks its messages are fewer."""
+    byte, on = over.mpi.BYTE, over.collective
+    if name == "bcast":
+        tensor = source if over.rank == root else target
+        assert tensor is not None
+        return on.Ibcast([over.memory(tensor), tensor.nbytes, byte], root)
+    is_root = over.rank == root
+    rows = {"allgather": (1, over.size), "alltoall": (over.size,) * 2, "gather": (1, over.size)}
+    sent_rows, received_rows = rows.get(name, (over.size, 1))
+    sent = received = None
+    if source is not None and (name != "scatter" or is_root):
+        sent = [over.memory(source), source.nbytes // sent_rows, byte]
+    if target is not None and (name != "gather" or is_root):
+        received = [over.memory(target), target.nbytes // received_rows, byte]
+    function = getattr(on, f"I{name}")
+    return function(sent, received, *([root] if name in ("gather", "scatter") else []))
+
+
 def _disagree(channel: Channel, operation: Operation, ballot: Ballot | TreeCall) -> Steps:
     """Exchange what each rank passed, and raise the same text everywhere."""
-    yield from channel.turn(operation)
     name, kind, arguments = ballot.said
     is_tree = arguments.startswith("a tree")  # which has no shape and dtype of its own
     passed = ", ".join(filter(None, ("" if is_tree else str(kind), arguments)))
     said = f"{name}({passed})" if ballot.error is None else str(ballot.error)
-    text = said.encode()[:_TEXT].ljust(_TEXT, b"\0")
-    texts = bytearray(_TEXT * channel.size)
-    operation.kept += [text, texts]
-    byte = channel.mpi.BYTE
-    request = channel.collective.Iallgather([text, _TEXT, byte], [texts, _TEXT, byte])
-    channel.pass_turn(operation)
-    yield (request,)
+    text, texts = empty((_TEXT,), "uint8"), empty((channel.size, _TEXT), "uint8")
+    np.asarray(text)[:] = np.frombuffer(said.encode()[:_TEXT].ljust(_TEXT, b"\0"), np.uint8)
+    yield from copy(channel, operation, ballot.state, "allgather", text, texts)
     who: dict[str, list[str]] = {}
     for rank in range(channel.size):
-        line = bytes(texts[rank * _TEXT : (rank + 1) * _TEXT]).rstrip(b"\0")
+        line = bytes(np.asarray(texts)[rank]).rstrip(b"\0")
         who.setdefault(line.decode(errors="replace"), []).append(str(rank))
     if len(who) == 1 and ballot.error is not None:
         raise ballot.error

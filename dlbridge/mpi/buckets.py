@@ -326,7 +326,8 @@ def _start_reducing(
         yield from agree(over, operation, ballot)
         return finish()
 
-    return over.engine.start(operation, over.in_turn(operation, steps()))
+    made = steps() if over.peers.is_direct else over.in_turn(operation, steps())
+    return over.engine.start(operation, made)
 
 
 @begins("allreduce")

@@ -16,6 +16,9 @@ from dlbridge.mpi.engine import LOOK, Deadline, Engine, Operation, Request, Step
 from dlbridge.mpi.job import Nap, named
 
 P = ParamSpec("P")
+MOST_DIRECT = 16
+"""Ranks up to which collectives that copy send straight from rank to rank: among more, MPI's own
+need fewer messages."""
 
 
 class Channel:
@@ -51,6 +54,7 @@ class Channel:
             self.size,
             self.highest_tag,
             self.mpi.ANY_TAG,
+            self.size <= MOST_DIRECT,
         )
         self.quick = quick.UNKNOWN
         self._queue: deque[Operation] = deque()

@@ -15,7 +15,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError
 from dlbridge.exchange import adapter
 from dlbridge.mpi import reductions
-from dlbridge.mpi.agreement import MOST, Ballot, Values, agree, digest
+from dlbridge.mpi.agreement import MOST, Ballot, Values, agree, copy, digest
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.quick import (
@@ -33,6 +33,8 @@ from dlbridge.signals import not_from_handler
 from dlbridge.tensor.values import raw_bytes
 
 Post = Callable[[Any, Any], Any]
+State = native.Ballot | None
+"""What C has begun of a call, which Python goes on with."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -107,11 +109,13 @@ def prepare(
     return Call(name, arguments, source, kind, destination, framework, error)
 
 
-def with_target(call: Call) -> tuple[Call, native.TensorBase | None]:
+def with_target(call: Call, state: State = None) -> tuple[Call, native.TensorBase | None]:
     """Return memory for the result; without it this rank cannot take part, as others have to know.
 
-    That comes before they agree: then each of them makes the call of MPI.
+    That comes before they agree: then each of them makes the call of MPI. What C has begun has it.
     """
+    if state is not None and state.result is not None:
+        return call, state.result
     if call.error is not None or call.kind is None:
         return call, None
     try:
@@ -124,11 +128,16 @@ def start(
     call: Call,
     over: Channel,
     steps: Callable[[Operation], Steps],
+    *,
+    posts: bool = False,
 ) -> Request:
-    """Begin a collective."""
+    """Begin a collective; `posts`: it may post one of MPI, which has to be in its turn."""
     operation = over.operation(call.name)
     operation.nbytes = 0 if call.source is None else call.source.tensor.nbytes
-    return over.engine.start(operation, over.in_turn(operation, steps(operation)))
+    made = steps(operation)
+    if posts or not over.peers.is_direct:
+        made = over.in_turn(operation, made)
+    return over.engine.start(operation, made)
 
 
 def exchange(over: Channel, operation: Operation, post: Post, source: Any, target: Any) -> Steps:
@@ -145,8 +154,6 @@ def exchange(over: Channel, operation: Operation, post: Post, source: Any, targe
 # ---- reductions ---------------------------------------------------------------------------------
 
 
-State = native.Ballot | None
-"""What C has begun of a call, which Python goes on with."""
 # As in _core/mpi/mpi.h: bytes that a reduce or reduce_scatter reduces whole, and of an allgather,
 # alltoall or bcast that travel with the agreement.
 REDUCED_MOST, COPIED_MOST = 1024 * 1024, 4 * 1024
@@ -230,7 +237,8 @@ def _reduce(
         tensor = call.source.tensor
         is_moved = reductions.follow_ballot(over, tensor, dtype)
         if not is_moved or (root is not None and tensor.nbytes > REDUCED_MOST):
-            return start(call, over, small if tensor.nbytes <= MOST else large)
+            is_small = tensor.nbytes <= MOST
+            return start(call, over, small if is_small else large, posts=not is_small)
         receive = partial(call.receive, call.source.kind)
         call, state = _add_values(call, over, QUICK.calls[key], state, receive)
     ballot = call.ballot(over, state=state)
@@ -327,7 +335,7 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
         return call.finish(target)
 
     if call.error is not None or call.source is None:
-        return start(call, over, large)
+        return start(call, over, large, posts=True)
     assert dtype is not None
     key = reductions.known_as(op, REDUCE_SCATTER)
     learn_call(key, partial(reductions.quick, op, digest("reduce_scatter", f"op={op!r}")))
@@ -337,7 +345,8 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
         ballot = call.ballot(over, state=state)
         take_row = lambda whole: finish(np.asarray(raw_bytes(whole)))  # noqa: E731
         return start(call, over, partial(_reduce_values, over, ballot, take_row))
-    return start(call, over, small if 0 < tensor.nbytes <= MOST else large)
+    is_small = 0 < tensor.nbytes <= MOST
+    return start(call, over, small if is_small else large, posts=not is_small)
 
 
 def _check_rows(name: str, kind: Kind, size: int) -> None:
@@ -394,11 +403,8 @@ def ibcast(
             np.asarray(raw_bytes(made))[: small.size] = small
         operation.nbytes = made.nbytes
         if made.nbytes > COPIED_MOST:
-
-            def post(memory: Any, _: Any) -> Any:
-                return over.collective.Ibcast([memory, made.nbytes, over.mpi.BYTE], root)
-
-            yield from exchange(over, operation, post, made, None)
+            source, target = (made, None) if is_root else (None, made)
+            yield from copy(over, operation, ballot.state, "bcast", source, target, root)
         return x if is_root and call.out is None else call.finish(made)
 
     return start(call, over, steps)
@@ -444,7 +450,14 @@ def _read_announced(name: str, ballot: Ballot) -> tuple[Kind, np.ndarray[Any, An
 
 
 @begins("scatter")
-def iscatter(over: Channel, x: Any, root: int, to: str, out: Any, state: State = None) -> Request:
+def iscatter(
+    over: Channel,
+    x: Any,
+    root: int,
+    to: str,
+    out: Any,
+    state: State | native.Collective = None,
+) -> Request:
     """Begin a scatter, or go on with one."""
     is_root = root == over.rank
 
@@ -458,9 +471,11 @@ def iscatter(over: Channel, x: Any, root: int, to: str, out: Any, state: State =
         adapter.target(to, "scatter")
     except DLBridgeError as error:
         call = call._replace(error=error)
+    if isinstance(state, native.Collective):
+        return _go_on_copying(over, call, state)
     known = target = None
     if is_root:
-        call, target = with_target(require_tensor(call))
+        call, target = with_target(require_tensor(call), state)
     elif call.source is None and call.out is not None:
         row = call.out.kind
         known = Kind((over.size, *row.shape), row.dtype)
@@ -478,21 +493,17 @@ def iscatter(over: Channel, x: Any, root: int, to: str, out: Any, state: State =
         if small.size:
             np.asarray(raw_bytes(made))[:] = small[part * over.rank : part * (over.rank + 1)]
         elif part:
-
-            def post(send: Any, receive: Any) -> Any:
-                byte = over.mpi.BYTE
-                sent = [send, part, byte] if is_root else None
-                return over.collective.Iscatter(sent, [receive, part, byte], root)
-
             source = call.source.tensor if is_root and call.source is not None else None
-            yield from exchange(over, operation, post, source, made)
+            yield from copy(over, operation, ballot.state, "scatter", source, made, root)
         return call.finish(made)
 
     return start(call, over, steps)
 
 
 @begins("gather")
-def igather(over: Channel, x: Any, root: int, out: Any, state: State = None) -> Request:
+def igather(
+    over: Channel, x: Any, root: int, out: Any, state: State | native.Collective = None
+) -> Request:
     """Begin a gather, or go on with one."""
     is_root = root == over.rank
 
@@ -504,26 +515,13 @@ def igather(over: Channel, x: Any, root: int, out: Any, state: State = None) -> 
 
     out = out if is_root else None
     call = require_tensor(prepare("gather", x, out, result, f"root={root}"))
+    if isinstance(state, native.Collective):
+        return _go_on_copying(over, call, state)
     if call.error is None:
         learn_call((GATHER, int(root)), partial(digest, "gather", f"root={root}"))
     if call.source is not None and call.source.tensor.nbytes * over.size <= COPIED_MOST:
         return start(call, over, partial(_gather, call, over, state, _all if is_root else None))
-    call, target = with_target(call) if is_root else (call, None)
-
-    def steps(operation: Operation) -> Steps:
-        yield from agree(over, operation, call.ballot(over))
-        assert call.source is not None
-        part = call.source.tensor.nbytes
-
-        def post(send: Any, receive: Any) -> Any:
-            byte = over.mpi.BYTE
-            received = [receive, part, byte] if is_root else None
-            return over.collective.Igather([send, part, byte], received, root)
-
-        yield from exchange(over, operation, post, call.source.tensor, target)
-        return call.finish(target) if target is not None else None
-
-    return start(call, over, steps)
+    return _copy(over, call, state, root=root, gets_result=is_root)
 
 
 @begins("allgather")
@@ -544,7 +542,7 @@ def iallgather(over: Channel, x: Any, out: Any, state: State | native.Collective
     learn_call(ALLGATHER, partial(digest, "allgather", ""))
     part = call.source.tensor.nbytes
     if part * over.size > COPIED_MOST:
-        return _copy(over, call, "Iallgather", state, whole=True)
+        return _copy(over, call, state)
     return start(call, over, partial(_gather, call, over, state, _all))
 
 
@@ -600,26 +598,31 @@ def ialltoall(over: Channel, x: Any, out: Any, state: State | native.Collective 
         learn_call(ALLTOALL, partial(digest, "alltoall", ""))
         if 0 < call.source.tensor.nbytes * over.size <= COPIED_MOST:
             return start(call, over, partial(_gather, call, over, state, own_rows))
-    return _copy(over, call, "Ialltoall", state, whole=False)
+    return _copy(over, call, state)
 
 
-def _copy(over: Channel, call: Call, function: str, state: State = None, *, whole: bool) -> Request:
-    """Begin a collective that copies: the whole source to each rank, or one row of it."""
-    call, target = with_target(call)
+def _copy(
+    over: Channel, call: Call, state: State = None, *, root: int = 0, gets_result: bool = True
+) -> Request:
+    """Begin a collective that copies what is too large for the agreement."""
+    target = made = None
+    if gets_result:
+        call, target = with_target(call, state)
+    if over.peers.is_direct and call.error is None and call.source is not None:
+        try:
+            source = call.source.tensor
+            made = native.Collective(over.peers, call.name, source, target, root)
+        except not_from_handler(MemoryError) as error:
+            call = call._replace(error=error)
 
     def steps(operation: Operation) -> Steps:
-        yield from agree(over, operation, call.ballot(over, state=state))
+        ballot = call.ballot(over, state=state)
+        yield from agree(over, operation, ballot)
         assert call.source is not None
-        assert target is not None
-        part = call.source.tensor.nbytes // (1 if whole else over.size)
-
-        def post(send: Any, receive: Any) -> Any:
-            byte = over.mpi.BYTE
-            return getattr(over.collective, function)([send, part, byte], [receive, part, byte])
-
-        if part:
-            yield from exchange(over, operation, post, call.source.tensor, target)
-        return call.finish(target)
+        tensor = call.source.tensor
+        if tensor.nbytes:
+            yield from copy(over, operation, ballot.state, call.name, tensor, target, root, made)
+        return call.finish(target) if target is not None else None
 
     return start(call, over, steps)
 
@@ -631,7 +634,6 @@ def _go_on_copying(
 
     def steps(operation: Operation) -> Steps:
         operation.kept.append(posted)
-        over.pass_turn(operation)
         while not posted.advance():
             yield None
         return source if posted.result is None else call.finish(posted.result)

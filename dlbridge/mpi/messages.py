@@ -112,9 +112,10 @@ def _until(posted: native.Posted) -> Steps:
 
 
 def explain(comm: Any, error: BaseException, call: str, peer: int) -> BaseException:
-    """Return the error of a call that C has begun."""
+    """Return the error of a call that C has begun, with one rank, or -1: with all."""
     over = channel(call, comm)
-    return over.engine.job.explain(call, error, frozenset((over.members[peer],)))
+    peers = over.everybody if peer < 0 else frozenset((over.members[peer],))
+    return over.engine.job.explain(call, error, peers)
 
 
 @begins("recv")

@@ -72,7 +72,7 @@ def iallgatherv(over: Channel, x: Any) -> Request:
         yield from exchange(over, operation, post_rows, source, target)
         return call.finish(target), came
 
-    return start(call, over, steps)
+    return start(call, over, steps, posts=True)
 
 
 @begins("alltoallv")
@@ -102,7 +102,7 @@ def ialltoallv(over: Channel, x: Any, counts: Any) -> Request:
         yield from exchange(over, operation, post_rows, source, target)
         return call.finish(target), came
 
-    return start(call, over, steps)
+    return start(call, over, steps, posts=True)
 
 
 def _agree_on_row(over: Channel, operation: Operation, call: Call) -> Generator[Any, None, Kind]:

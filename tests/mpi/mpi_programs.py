@@ -39,6 +39,7 @@ from dlbridge.errors import (
 )
 from dlbridge.exchange.trees import tensors_of
 from dlbridge.mpi import buckets as mpi_buckets
+from dlbridge.mpi import collectives as mpi_collectives
 from dlbridge.mpi import matching
 from dlbridge.mpi import messages as mpi_messages
 from dlbridge.mpi import reductions as reductions_of_mpi
@@ -232,6 +233,46 @@ def gathered_and_scattered() -> None:
     check(mpi.allreduce(np.ones(3)), np.full(3, float(size)))
 
 
+class by_python:
+    """Collectives as Python begins them, for mixtures with those that C begins."""
+
+    @staticmethod
+    def iallreduce(x: Any, op: str = "sum", out: Any = None) -> mpi.Request:
+        return mpi_collectives.iallreduce(None, x, op, out)
+
+    @staticmethod
+    def ireduce(x: Any, op: str = "sum", root: int = 0) -> mpi.Request:
+        return mpi_collectives.ireduce(None, x, op, root, None)
+
+    @staticmethod
+    def ireduce_scatter(x: Any, op: str = "sum", out: Any = None) -> mpi.Request:
+        return mpi_collectives.ireduce_scatter(None, x, op, out)
+
+    @staticmethod
+    def iallgather(x: Any, out: Any = None) -> mpi.Request:
+        return mpi_collectives.iallgather(None, x, out)
+
+    @staticmethod
+    def ialltoall(x: Any, out: Any = None) -> mpi.Request:
+        return mpi_collectives.ialltoall(None, x, out)
+
+    @staticmethod
+    def ibcast(x: Any, root: int = 0) -> mpi.Request:
+        return mpi_collectives.ibcast(None, x, root, "numpy", None)
+
+    @staticmethod
+    def igather(x: Any, root: int = 0, out: Any = None) -> mpi.Request:
+        return mpi_collectives.igather(None, x, root, out)
+
+    @staticmethod
+    def iscatter(x: Any, root: int = 0, out: Any = None) -> mpi.Request:
+        return mpi_collectives.iscatter(None, x, root, "numpy", out)
+
+    @staticmethod
+    def ibarrier() -> mpi.Request:
+        return mpi_collectives.ibarrier(None)
+
+
 def gathered_by_c() -> None:
     """Small tensors of a known type and root: C and Python in any mixture, whoever is late."""
     rank, size = mpi.rank(), mpi.size()
@@ -245,11 +286,11 @@ def gathered_by_c() -> None:
                 mpi.barrier()
                 if late == rank:
                     pause(0.003)
-                got = mpi.gather(x, root) if is_quick else mpi.igather(x, root).wait()
+                got = mpi.gather(x, root) if is_quick else by_python.igather(x, root).wait()
                 assert (got is None) == (rank != root)
                 if rank == root:
                     check(got, stacked)
-                row = mpi.scatter(rows, root) if is_quick else mpi.iscatter(rows, root).wait()
+                row = mpi.scatter(rows, root) if is_quick else by_python.iscatter(rows, root).wait()
                 check(row, x)
         out = np.zeros_like(stacked)
         got = QUICK.gather(x, root, out, "gather", 60)
@@ -261,14 +302,17 @@ def gathered_by_c() -> None:
         check(QUICK.scatter(stacked, root, "numpy", None, "scatter"), x)
         check(QUICK.scatter(stacked[:, 0].copy(), root, "numpy", None, "scatter"), x[0])
         first = np.array(x[0])
-        got = QUICK.gather(first, root, None, "gather") if rank else mpi.igather(first, root).wait()
+        got = (
+            QUICK.gather(first, root, None, "gather")
+            if rank
+            else by_python.igather(first, root).wait()
+        )
         assert (got is None) == (rank != root)
         if rank == root:
             check(got, stacked[:, 0])
         large = np.ones((size, 5000)) * np.arange(size)[:, None]  # the others see that in C
         check(mpi.scatter(large if rank == root else None, root), large[rank])
         if rank == root:
-            assert QUICK.scatter(large, root, "numpy", None, "scatter") is False
             assert QUICK.scatter(None, root, "numpy", None, "scatter") is False
             assert QUICK.gather(x, root, np.zeros(1), "gather") is False
             for odd in (np.ones((size + 1, 2)), np.ones(()), np.ones((size, 0)), [1.0]):
@@ -554,13 +598,13 @@ def quick_calls() -> None:
             x = values(rank, (3, 2), dtype)
             if dtype in ("float32", "float64"):
                 x[0] = [-0.0, np.nan] if rank == 1 else [0.0, -np.nan]
-            expected = mpi.iallreduce(x, op).wait()
+            expected = by_python.iallreduce(x, op).wait()
             is_quick = dtype in (*INTEGERS, "float32", "float64", *COMPLEX, "bool")
             result = QUICK.allreduce(x, op, None)
             assert (result is not False) == is_quick, (dtype, op)
             for got in (
                 result if is_quick else expected,
-                mpi.allreduce(x, op) if rank == 0 else mpi.iallreduce(x, op).wait(),
+                mpi.allreduce(x, op) if rank == 0 else by_python.iallreduce(x, op).wait(),
             ):
                 assert got.tobytes() == expected.tobytes(), (dtype, op, got, expected)
             assert len({row.tobytes() for row in mpi.allgather(expected)}) == 1
@@ -570,14 +614,14 @@ def quick_calls() -> None:
     check(mpi.reduce_scatter(rows, "max"), rows[rank] + 100 * (size - 1 - rank))
     check(mpi.reduce_scatter(rows, "mean"), rows[rank] + 50 * (size - 1) - 100 * rank)
     calls: list[tuple[Any, Any]] = [
-        (lambda: mpi.allreduce(x), lambda: mpi.iallreduce(x).wait()),
-        (lambda: mpi.reduce(x, root=1), lambda: mpi.ireduce(x, root=1).wait()),
-        (lambda: mpi.bcast(x, 1), lambda: mpi.ibcast(x, 1).wait()),
-        (lambda: mpi.bcast(x if rank else None, 1), lambda: mpi.ibcast(x, 1).wait()),
-        (lambda: mpi.allgather(x), lambda: mpi.iallgather(x).wait()),
-        (lambda: mpi.reduce_scatter(rows), lambda: mpi.ireduce_scatter(rows).wait()),
-        (lambda: mpi.alltoall(rows), lambda: mpi.ialltoall(rows).wait()),
-        (mpi.barrier, lambda: mpi.ibarrier().wait()),
+        (lambda: mpi.allreduce(x), lambda: by_python.iallreduce(x).wait()),
+        (lambda: mpi.reduce(x, root=1), lambda: by_python.ireduce(x, root=1).wait()),
+        (lambda: mpi.bcast(x, 1), lambda: by_python.ibcast(x, 1).wait()),
+        (lambda: mpi.bcast(x if rank else None, 1), lambda: by_python.ibcast(x, 1).wait()),
+        (lambda: mpi.allgather(x), lambda: by_python.iallgather(x).wait()),
+        (lambda: mpi.reduce_scatter(rows), lambda: by_python.ireduce_scatter(rows).wait()),
+        (lambda: mpi.alltoall(rows), lambda: by_python.ialltoall(rows).wait()),
+        (mpi.barrier, lambda: by_python.ibarrier().wait()),
         (lambda: (mpi.send(x, right), mpi.recv(left))[1], lambda: mpi.sendrecv(x, right, left)),
         (lambda: (mpi.send(x, right, 7), mpi.recv(left, 7))[1],
          lambda: mpi.sendrecv(x, right, left, 7, 7)),
@@ -628,13 +672,19 @@ def quick_calls() -> None:
             for by_c in (True, rank == 0, rank != 0):
                 if late == rank:
                     pause(0.03)
-                begun = mpi.ireduce_scatter(rows), mpi.ialltoall(rows), mpi.iallgather(rows)
-                check(mpi.alltoall(rows) if by_c else mpi.ialltoall(rows).wait(), swapped)
+                begun = (
+                    by_python.ireduce_scatter(rows),
+                    by_python.ialltoall(rows),
+                    by_python.iallgather(rows),
+                )
+                check(mpi.alltoall(rows) if by_c else by_python.ialltoall(rows).wait(), swapped)
                 for request, wanted in zip(begun, (sums, swapped, stacked), strict=True):
                     check(request.wait(), wanted)
-                check(mpi.alltoall(rows) if by_c else mpi.ialltoall(rows).wait(), swapped)
-                check(mpi.allgather(rows) if by_c else mpi.iallgather(rows).wait(), stacked)
-                scatter = mpi.reduce_scatter(rows) if by_c else mpi.ireduce_scatter(rows).wait()
+                check(mpi.alltoall(rows) if by_c else by_python.ialltoall(rows).wait(), swapped)
+                check(mpi.allgather(rows) if by_c else by_python.iallgather(rows).wait(), stacked)
+                scatter = (
+                    mpi.reduce_scatter(rows) if by_c else by_python.ireduce_scatter(rows).wait()
+                )
                 check(scatter, sums)
         for _ in range(2):  # into memory of the user, also where it is that of the source
             into = rows[0].copy(), rows.copy(), rows.copy()
@@ -779,6 +829,258 @@ def waits_for_all() -> None:
     mpi.barrier()
 
 
+def rows_of(count: int, rank: int) -> np.ndarray[Any, Any]:
+    """Return a tensor of a row for each rank."""
+    return np.arange(mpi.size() * count, dtype="float64").reshape(mpi.size(), count) + 1e6 * rank
+
+
+def every_collective(count: int, root: int) -> list[tuple[str, tuple[Any, ...], Any]]:
+    """Return the name, arguments and result of each collective of rows with so many elements."""
+    rank, size = mpi.rank(), mpi.size()
+    every = np.stack([rows_of(count, each) for each in range(size)])
+    rows, is_root = every[rank], rank == root
+    given = rows if is_root else None
+    return [
+        ("allreduce", (rows,), sum(every)),
+        ("allreduce", (rows, "max"), every[-1]),
+        ("reduce", (rows, "sum", root), sum(every) if is_root else None),
+        ("reduce_scatter", (rows,), sum(every)[rank]),
+        ("allgather", (rows,), every),
+        ("alltoall", (rows,), every[:, rank]),
+        ("bcast", (given, root), every[root]),
+        ("bcast", (rows, root), every[root]),
+        ("gather", (rows, root), every if is_root else None),
+        ("scatter", (given, root), every[root, rank]),
+        ("scatter", (rows, root), every[root, rank]),
+        ("barrier", (), None),
+    ]
+
+
+def is_equal(got: Any, wanted: Any) -> bool:
+    """Return whether a call returned what it should."""
+    return got is None if wanted is None else bool(np.array_equal(got, wanted))
+
+
+ROADS: tuple[Any, ...] = (  # what begins a collective; what a blocking call returns is over
+    lambda name, given: getattr(mpi, "i" + name)(*given).wait,
+    lambda name, given: getattr(by_python, "i" + name)(*given).wait,
+    lambda name, given: partial(lambda made: made, getattr(mpi, name)(*given)),
+)
+
+
+def collectives_begun_by_c() -> None:
+    """Begun by C, by Python, and blocking in any mixture; several, waited for in any order."""
+    rank, size = mpi.rank(), mpi.size()
+    for count in (1, 100, 1000, 40_000):
+        for root in {0, size - 1}:
+            calls = every_collective(count, root)
+            for name, given, wanted in calls:  # C learns them
+                assert is_equal(getattr(mpi, name)(*given), wanted), (name, count)
+            for name, given, _ in calls:
+                is_mpi = "reduce" in name and count == 40_000 and (size > 4 or name != "allreduce")
+                begun = getattr(mpi, "i" + name)(*given)
+                assert begun._is_begun or is_mpi, (name, count)
+                begun.wait()
+            for mixture in range(5):
+                waits = [
+                    ROADS[(number + mixture * (rank + 1)) % 2 if number % 4 else 2](name, given)
+                    for number, (name, given, _) in enumerate(calls)
+                ]
+                order = np.random.default_rng((rank, mixture)).permutation(len(calls))
+                for number in order:
+                    name, _, wanted = calls[number]
+                    assert is_equal(waits[number](), wanted), (name, count, mixture)
+    rows = rows_of(1000, rank)
+    every = np.stack([rows_of(1000, each) for each in range(size)])
+    into = [np.zeros_like(rows), rows.copy(), np.zeros_like(every), rows.copy(), rows[0].copy()]
+    requests = [mpi.iallreduce(rows, out=into[0]), mpi.iallreduce(into[1], out=into[1])]
+    requests += [mpi.iallgather(rows, out=into[2]), mpi.ialltoall(into[3], out=into[3])]
+    requests += [mpi.iscatter(rows if rank == 0 else None, out=into[4])]
+    last = size - 1
+    requests += [mpi.igather(rows, last, out=np.zeros_like(every) if rank == last else None)]
+    assert all(each._is_begun for each in requests)
+    results = mpi.waitall(requests)
+    for got, at, wanted in zip(
+        results, into, (sum(every), sum(every), every, every[:, rank], every[0, rank]), strict=False
+    ):
+        assert got is at
+        check(got, wanted)
+    assert is_equal(results[-1], every if rank == last else None)
+    view = rows_of(1000, rank)
+    request = mpi.iallreduce(view)
+    view.shape = (view.size,)  # the shape of the call is that when it began
+    assert request.wait().shape == rows.shape
+    begun = [mpi.iallreduce(np.full(3 + i, 1.0)) for i in range(2000)]
+    begun += [by_python.iallgather(rows), mpi.iallgather(rows)]
+    results = mpi.waitall(begun[::-1] if rank % 2 else begun)
+    check(results[0 if rank % 2 else -1], every)
+    mpi.barrier()
+    finish()
+    assert not native.advance_begun(0)
+
+
+def begun_collectives_that_do_not_agree() -> None:
+    """All ranks refuse the same ones, in whatever order they wait, and the others take place."""
+    rank, size = mpi.rank(), mpi.size()
+    x, rows = np.ones(3), rows_of(1000, rank)
+    for _ in range(3):
+        wrong = np.ones(4) if rank == 1 else x
+        begun = [mpi.iallreduce(x), mpi.iallreduce(wrong), mpi.ialltoall(rows), mpi.ibarrier()]
+        begun += [mpi.ibcast(rows, 1 if rank == 1 else 0), mpi.iallgather(rows)]
+        begun += [mpi.igather(rows) if rank else mpi.iscatter(rows), mpi.iallreduce(rows)]
+        for number in np.random.default_rng(rank).permutation(len(begun)):
+            if number in (1, 4, 6):
+                text = "all ranks must make the same call"
+                refused(ArgumentError, text, begun[number].wait)
+                refused(ArgumentError, text, begun[number].wait)  # each time
+            else:
+                begun[number].wait()
+        check(begun[7].wait(), sum(rows_of(1000, each) for each in range(size)))
+        text = (
+            "got rank 0: allreduce(float64[3], op='sum'); rank 1: allreduce(float64[4], op='sum')"
+        )
+        with pytest.raises(ArgumentError) as caught:
+            begun[1].wait()
+        assert text in str(caught.value) or size > 2
+    check(mpi.allreduce(x), np.full(3, float(size)))
+    assert not engine().active
+
+
+def begun_collectives_are_late() -> None:
+    """What another rank has not begun: timeouts, no cancelling, interrupts, no memory, a fork.
+
+    Rank 0 says when the others begin.
+    """
+    rank, world = mpi.rank(), engine().job.mpi.COMM_WORLD
+    usual = signal.signal(signal.SIGALRM, lambda *_: interrupt())
+
+    def interrupt() -> None:
+        raise TimeoutError("of an alarm")
+
+    def others_begin() -> None:
+        for each in range(1, mpi.size()):
+            world.Send(b"", each, 7)
+
+    def without_memory(*_: Any) -> Any:
+        raise MemoryError("there is none")
+
+    def interrupted_before(begin: Any, *given: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return begin(*given)
+
+    def interrupted_after(begin: Any, *given: Any) -> Any:
+        made = begin(*given)
+        signal.raise_signal(signal.SIGALRM)
+        return made
+
+    for count in (1, 1000):
+        for name, given, wanted in every_collective(count, 0):
+            begin = GOING_ON["i" + name]
+            for kind, text, resume in (
+                (MPITimeoutError, f"i{name}: is not over after 0.0 s", begin),
+                (MemoryError, "there is none", without_memory),
+                (TimeoutError, "of an alarm", partial(interrupted_before, begin)),
+                (TimeoutError, "of an alarm", partial(interrupted_after, begin)),
+            ):
+                if rank:
+                    world.Recv(bytearray(0), 0, 7)
+                request = getattr(mpi, "i" + name)(*given)
+                if rank == 0 and (name, given[1:]) == ("bcast", (0,)) and request.test():
+                    pass  # the root of a small one
+                elif rank == 0:
+                    assert not request.test(), (name, count)
+                    with pytest.MonkeyPatch.context() as patch:
+                        patch.setitem(GOING_ON, "i" + name, resume)
+                        refused(kind, text, request.wait, 0)
+                    assert not request.cancel()
+                    if kind is MemoryError:
+                        assert request._is_begun
+                if rank == 0:
+                    others_begin()
+                assert is_equal(request.wait(60), wanted), (name, count)
+    signal.signal(signal.SIGALRM, usual)
+    x = np.arange(3.0)
+    if rank:
+        world.Recv(bytearray(0), 0, 7)
+    request = mpi.iallreduce(x)
+    if rank == 0:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(60)  # which ends it
+                for call in (
+                    request.wait,
+                    request.test,
+                    request.cancel,
+                    partial(mpi.iallreduce, x),
+                ):
+                    refused(MPIError, ": this process was forked", call)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        others_begin()
+    check(request.wait(60), x * mpi.size())
+    mpi.barrier()
+    finish()
+    assert not native.advance_begun(0)
+
+
+def begun_collectives_in_threads() -> None:
+    """Any thread may wait for what another one has begun, also for the same."""
+    rank, size = mpi.rank(), mpi.size()
+    x, rows = np.arange(3.0), rows_of(3000, rank)
+    total = sum(rows_of(3000, each) for each in range(size))
+    failed: list[BaseException] = []
+
+    def wait(requests: list[mpi.Request], seed: int) -> None:
+        try:
+            for number in np.random.default_rng((rank, seed)).permutation(len(requests)):
+                check(requests[number].wait(60), total if number % 2 else x * size)
+        except BaseException as error:
+            failed.append(error)
+
+    for _ in range(5):
+        requests = [mpi.iallreduce(rows if i % 2 else x) for i in range(20)]
+        threads = [threading.Thread(target=wait, args=(requests, i)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+    mpi.barrier()
+    finish()
+
+
+def collectives_of_many_ranks() -> None:
+    """Among many ranks copies are MPI's, begun in the order of calls on all of them."""
+    rank, size = mpi.rank(), mpi.size()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["dlbridge.mpi.channel"], "MOST_DIRECT", 1)
+        comm = engine().job.mpi.COMM_WORLD.Dup()
+        mpi.barrier(comm=comm)
+    assert not channel("a test", comm).peers.is_direct
+    for count in (1, 1000, 40_000):
+        for root in (0, size - 1):
+            calls = every_collective(count, root)
+            for mixture in range(3):
+                begun, results = {}, {}
+                for number, (name, given, _) in enumerate(calls):
+                    if (number + mixture) % 3:
+                        begun[number] = getattr(mpi, "i" + name)(*given, comm=comm)
+                    else:
+                        results[number] = getattr(mpi, name)(*given, comm=comm)
+                for number in sorted(begun, reverse=bool(rank % 2)):
+                    results[number] = begun[number].wait()
+                for number, (name, _, wanted) in enumerate(calls):
+                    assert is_equal(results[number], wanted), (name, count, mixture)
+    wrong = [mpi.iallgather(np.ones(3 + rank), comm=comm) for _ in range(3)]
+    for each in reversed(wrong) if rank % 2 else wrong:
+        refused(ArgumentError, "all ranks must make the same call", each.wait)
+    comm.Free()
+
+
 def at(offset: int, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a copy in memory whose address is `offset` more than a multiple of 64."""
     space = np.empty(array.nbytes + 64 + offset, np.uint8)
@@ -795,8 +1097,8 @@ def check_reduced(x: Any, op: str, expected: Any) -> None:
         out = np.zeros_like(x)
         for got in (
             mpi.reduce(x, op, root),
-            mpi.ireduce(x, op, root).wait(),
-            mpi.reduce(x, op, root) if rank else mpi.ireduce(x, op, root).wait(),
+            by_python.ireduce(x, op, root).wait(),
+            mpi.reduce(x, op, root) if rank else by_python.ireduce(x, op, root).wait(),
             mpi.reduce(x, op, root, out=out),
         ):
             if rank == root:
@@ -822,8 +1124,10 @@ def large_reductions() -> None:
                 got = mpi.allreduce(x, op)
                 check(got, expected)
                 check(x, all_[rank])
-                check(mpi.iallreduce(x, op).wait(), expected)
-                check(mpi.allreduce(x, op) if rank else mpi.iallreduce(x, op).wait(), expected)
+                check(by_python.iallreduce(x, op).wait(), expected)
+                check(
+                    mpi.allreduce(x, op) if rank else by_python.iallreduce(x, op).wait(), expected
+                )
                 assert mpi.allreduce(x, op, out=x) is x
                 check(x, expected)
                 check_reduced(all_[rank], op, expected)
@@ -832,18 +1136,21 @@ def large_reductions() -> None:
         x = at(offset, rng.standard_normal(5001))
         total = mpi.allreduce(x)
         assert {row.tobytes() for row in mpi.allgather(total)} == {total.tobytes()}
-        check(mpi.iallreduce(x).wait(), total)
+        check(by_python.iallreduce(x).wait(), total)
         x[7] = [np.nan, 0.0][rank % 2]
         assert np.isnan(mpi.allreduce(x, "max")[7])
     check(mpi.allreduce(np.ones((200, 300), "f4").T), np.full((300, 200), size, "f4"))
-    requests = [mpi.iallreduce(np.full(3000 + i, float(i))) for i in range(6)]
+    requests = [by_python.iallreduce(np.full(3000 + i, float(i))) for i in range(6)]
     for i in reversed(range(6)):
         check(requests[i].wait(), np.full(3000 + i, float(i * size)))
     assert QUICK.allreduce(np.ones(3000), "sum", None) is not False
     total = QUICK.reduce(np.ones(3000), "sum", 0)
     assert total is None if rank else total.tolist() == [size] * 3000
     for late in range(size):  # a wait that is too long for C goes on in Python
-        for way in (mpi.allreduce, mpi.allreduce if rank else lambda x: mpi.iallreduce(x).wait()):
+        for way in (
+            mpi.allreduce,
+            mpi.allreduce if rank else lambda x: by_python.iallreduce(x).wait(),
+        ):
             mpi.barrier()
             if late == rank:
                 pause(0.02)
@@ -873,7 +1180,8 @@ def no_memory_for_a_result() -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 0:
             patch.setattr(Call, "receive", receive)
-        refused(ArgumentError, "rank 0: there is none", mpi.iallreduce(np.ones(5000)).wait)
+        request = by_python.iallreduce(np.ones(5000))
+        refused(ArgumentError, "rank 0: there is none", request.wait)
     check(mpi.allreduce(np.ones(5000)), np.full(5000, float(size)))
 
 
@@ -2642,6 +2950,22 @@ def returns() -> None:
 
 def is_killed() -> None:
     ends_with(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def begins_no_collective() -> None:
+    x = np.ones(3)
+    mpi.allreduce(x)  # C learns it
+    ends_with(lambda: None, lambda: mpi.iallreduce(x).wait())
+
+
+def is_killed_amid_collectives() -> None:
+    x = np.ones((2, 30000))
+    for call in (mpi.allreduce, mpi.alltoall):
+        call(x)
+    begun = [mpi.iallreduce(x), mpi.ialltoall(x)]
+    ends_with(lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: mpi.waitall(begun * 2))
+    if mpi.rank():
+        mpi.alltoall(x)
 
 
 def is_terminated() -> None:

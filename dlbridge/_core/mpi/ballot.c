@@ -115,14 +115,15 @@ bool dlb_is_member(const dlb_peers *peers) {
 }
 
 static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "collective", "messages",    "payloads", "byte",
-                            "rank",    "size",       "highest_tag", "any_tag",  NULL};
+    static char *names[] = {"library", "collective", "messages", "payloads",
+                            "byte",    "rank",       "size",     "highest_tag",
+                            "any_tag", "direct",     NULL};
     const char *library;
     unsigned long long collective, messages, payloads, byte;
-    int rank, size, highest_tag, any_tag;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKKiiii:Peers", names, &library,
+    int rank, size, highest_tag, any_tag, is_direct = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKKiiii|p:Peers", names, &library,
                                      &collective, &messages, &payloads, &byte, &rank,
-                                     &size, &highest_tag, &any_tag))
+                                     &size, &highest_tag, &any_tag, &is_direct))
         return NULL;
     if (size < 1 || rank < 0 || rank >= size || highest_tag < 3)
         return PyErr_Format(PyExc_ValueError,
@@ -145,6 +146,7 @@ static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->size = size;
     self->highest_tag = highest_tag;
     self->any_tag = any_tag;
+    self->is_direct = is_direct;
     self->generation = atomic_load(&generation);
     return (PyObject *)self;
 }
@@ -191,7 +193,13 @@ static int set_turns(PyObject *object, PyObject *value, void *Py_UNUSED(closure)
     return 0;
 }
 
+static PyObject *get_is_direct(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(((dlb_peers *)object)->is_direct);
+}
+
 static PyGetSetDef peers_fields[] = {
+    {"is_direct", get_is_direct, NULL,
+     "Whether collectives that copy send from rank to rank, not by MPI's.", NULL},
     {"turns", get_turns, set_turns,
      "How many collectives of Python have yet to be posted.", NULL},
     {0},
@@ -199,8 +207,9 @@ static PyGetSetDef peers_fields[] = {
 
 PyTypeObject dlb_PeersType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Peers",
-    .tp_doc = "Peers(library, collective, messages, payloads, byte, rank, size, "
-              "highest_tag, any_tag)\n--\n\nThe processes of a communicator.",
+    .tp_doc =
+        "Peers(library, collective, messages, payloads, byte, rank, size, "
+        "highest_tag, any_tag, direct=True)\n--\n\nThe processes of a communicator.",
     .tp_basicsize = sizeof(dlb_peers),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = peers_methods,
@@ -248,6 +257,14 @@ size_t dlb_ballot_size(const dlb_ballot *self) {
 
 bool dlb_ballot_agreed(const dlb_ballot *self) {
     return self->agreed;
+}
+
+dlb_peers *dlb_ballot_over(const dlb_ballot *self) {
+    return self->over;
+}
+
+int dlb_ballot_tag(const dlb_ballot *self) {
+    return self->tag;
 }
 
 bool dlb_ballot_is_of(const dlb_ballot *self, DLDataType dtype, int32_t ndim,

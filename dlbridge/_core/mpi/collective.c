@@ -1,85 +1,280 @@
-/* A collective of MPI that was posted, with the memory that it reads and writes. */
+/* A collective that copies, once the ranks have agreed: each rank sends what another
+ * one gets straight to it.
+ *
+ * The messages have the tag of the ballot, which the call was given when it began, so
+ * that any number of collectives may be under way, and go on in any order. */
 #include "python/python.h" /* first, as in quick.c */
 
+#include "layout/layout.h"
 #include "mpi/mpi.h"
 #include "tensor/tensor.h"
+
+#include <string.h>
+
+enum {
+    LARGEST = 1 << 30, /* bytes of a message; more go in several, one after the other */
+    FEW = 6,           /* messages for which memory is there */
+    SHORT = 16 * 1024, /* bytes to a rank for which the GIL stays */
+    ALIGNED = 64,      /* bytes: where parts of a bcast begin */
+};
+
+typedef struct {
+    dlb_mpi_handle handle;
+    bool is_under_way, is_receive;
+    int peer, nbytes;
+} message;
 
 struct dlb_collective {
     PyObject_HEAD
     dlb_peers *over;
-    const char *name; /* of MPI's function */
-    dlb_mpi_handle request;
-    bool is_under_way, is_busy;
-    dlb_buffer *buffer; /* that it reads, or writes */
-    PyObject *result;   /* a Tensor that it writes, or None */
+    int tag;
+    dlb_copy_kind kind;
+    int root;
+    const char *from; /* NULL: nothing goes out */
+    char *into;       /* NULL: nothing comes */
+    size_t part;      /* bytes from or to each rank; of a bcast, all */
+    message few[FEW], *messages;
+    size_t count;
+    bool forwards; /* of a bcast: one's own part goes on to others once it has come */
+    bool is_busy, is_under_way;
+    dlb_buffer *source, *target; /* of `from` and `into`, or NULL */
+    PyObject *result;            /* a Tensor that is written, or None */
 };
 
-static dlb_collective *new_collective(dlb_peers *over, const char *name,
-                                      dlb_buffer *buffer, PyObject *result) {
+/* ---- what goes where ---- */
+
+static size_t messages_of(size_t nbytes) {
+    return (nbytes + LARGEST - 1) / LARGEST;
+}
+
+static int post(dlb_collective *self, bool is_receive, int peer, const char *data,
+                size_t nbytes) {
+    const dlb_peers *over = self->over;
+    for (size_t at = 0; at < nbytes; at += LARGEST) {
+        message *made = &self->messages[self->count++];
+        size_t left = nbytes - at;
+        made->nbytes = left < LARGEST ? (int)left : LARGEST;
+        made->is_receive = is_receive;
+        made->peer = peer;
+        int code =
+            is_receive
+                ? over->mpi.irecv((char *)data + at, made->nbytes, over->byte, peer,
+                                  self->tag, over->collective, &made->handle)
+                : over->mpi.isend(data + at, made->nbytes, over->byte, peer, self->tag,
+                                  over->collective, &made->handle);
+        if (code != 0)
+            return dlb_mpi_failed(is_receive ? "MPI_Irecv" : "MPI_Isend", code, peer);
+        made->is_under_way = true;
+    }
+    return 0;
+}
+
+/* A bcast: the root cuts its tensor into a part for each of the others, which sends
+ * that on to all others. So no rank sends much more than all of it. */
+typedef struct {
+    const char *start;
+    size_t nbytes;
+} piece;
+
+static piece piece_of(const dlb_collective *self, int peer) {
+    size_t others = (size_t)self->over->size - 1;
+    size_t number =
+        (size_t)(peer - self->root - 1 + self->over->size) % (size_t)self->over->size;
+    size_t step = (self->part + others - 1) / others;
+    step = (step + ALIGNED - 1) / ALIGNED * ALIGNED;
+    size_t start = number * step < self->part ? number * step : self->part;
+    size_t end = start + step < self->part ? start + step : self->part;
+    const char *data = self->over->rank == self->root ? self->from : self->into;
+    return (piece){data + start, end - start};
+}
+
+static int post_bcast(dlb_collective *self) {
+    int rank = self->over->rank, size = self->over->size, failed = 0;
+    for (int i = 1; failed == 0 && i < size; i++) {
+        int peer = (rank + i) % size;
+        if (rank == self->root) {
+            piece sent = piece_of(self, peer);
+            failed = post(self, false, peer, sent.start, sent.nbytes);
+        } else { /* the root has one's own part */
+            piece comes = piece_of(self, peer == self->root ? rank : peer);
+            failed = post(self, true, peer, comes.start, comes.nbytes);
+        }
+    }
+    self->forwards = rank != self->root && size > 2;
+    return failed;
+}
+
+/* Whether the root's part has come. */
+static bool may_forward(const dlb_collective *self) {
+    for (size_t i = 0; i < self->count; i++)
+        if (self->messages[i].is_under_way && self->messages[i].peer == self->root)
+            return false;
+    return self->forwards;
+}
+
+static int forward(dlb_collective *self) {
+    int rank = self->over->rank, size = self->over->size, failed = 0;
+    piece own = piece_of(self, rank);
+    self->forwards = false;
+    for (int i = 1; failed == 0 && i < size; i++) {
+        int peer = (rank + i) % size;
+        if (peer != self->root)
+            failed = post(self, false, peer, own.start, own.nbytes);
+    }
+    return failed;
+}
+
+/* Whether this rank gets something from that one, and where. */
+static bool place_of_receive(const dlb_collective *self, int peer, size_t *start) {
+    bool is_root = self->over->rank == self->root;
+    *start = self->kind == DLB_SCATTER ? 0 : self->part * (size_t)peer;
+    return self->kind == DLB_ALLGATHER || self->kind == DLB_ALLTOALL ||
+           (self->kind == DLB_GATHER && is_root) ||
+           (self->kind == DLB_SCATTER && peer == self->root);
+}
+
+static bool place_of_send(const dlb_collective *self, int peer, size_t *start) {
+    bool has_rows = self->kind == DLB_ALLTOALL || self->kind == DLB_SCATTER;
+    *start = has_rows ? self->part * (size_t)peer : 0;
+    return self->kind == DLB_ALLGATHER || self->kind == DLB_ALLTOALL ||
+           (self->kind == DLB_GATHER && peer == self->root) ||
+           (self->kind == DLB_SCATTER && self->over->rank == self->root);
+}
+
+static int post_rows(dlb_collective *self) {
+    int rank = self->over->rank, size = self->over->size, failed = 0;
+    size_t from, to;
+    for (int i = 1; failed == 0 && i < size; i++) {
+        int peer = (rank - i + size) % size;
+        if (place_of_receive(self, peer, &to))
+            failed = post(self, true, peer, self->into + to, self->part);
+    }
+    for (int i = 1; failed == 0 && i < size; i++) {
+        int peer = (rank + i) % size;
+        if (place_of_send(self, peer, &from))
+            failed = post(self, false, peer, self->from + from, self->part);
+    }
+    if (failed == 0 && place_of_send(self, rank, &from) &&
+        place_of_receive(self, rank, &to) && self->part > 0) {
+        Py_BEGIN_ALLOW_THREADS;
+        memcpy(self->into + to, self->from + from, self->part);
+        Py_END_ALLOW_THREADS;
+    }
+    return failed;
+}
+
+/* ---- Collective ---- */
+
+/* Memory for all messages, before any is posted: other ranks rely on each of them. */
+static int reserve(dlb_collective *self) {
+    size_t others = (size_t)self->over->size - 1;
+    size_t room = 2 * others * messages_of(self->part);
+    self->messages = self->few;
+    if (room > FEW &&
+        (self->messages = PyMem_RawCalloc(room, sizeof *self->messages)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root,
+                                   dlb_buffer *source, const char *from,
+                                   PyObject *result, size_t part) {
     dlb_collective *self =
         (dlb_collective *)dlb_CollectiveType.tp_alloc(&dlb_CollectiveType, 0);
     if (self == NULL)
         return NULL;
     self->over = (dlb_peers *)Py_NewRef(over);
-    self->name = name;
-    self->buffer = dlb_buffer_retain(buffer);
+    self->kind = kind;
+    self->root = root;
+    self->part = part;
     self->result = Py_NewRef(result);
+    if (source != NULL) {
+        self->source = dlb_buffer_retain(source);
+        self->from = from;
+    }
+    if (result != Py_None) {
+        const dlb_tensor *tensor = (dlb_tensor *)result;
+        self->target = dlb_buffer_retain(tensor->buffer);
+        self->into = (char *)tensor->dl.data + tensor->dl.byte_offset;
+    }
+    if (reserve(self) < 0)
+        Py_CLEAR(self);
     return self;
 }
 
-/* What was posted with this code of MPI. */
-static dlb_collective *posted(dlb_collective *self, int code) {
-    self->is_under_way = code == 0;
-    if (code == 0)
-        return self;
-    dlb_mpi_failed(self->name, code, -1);
-    Py_DECREF(self);
-    return NULL;
+int dlb_collective_post(dlb_collective *self, const dlb_ballot *ballot) {
+    self->tag = dlb_ballot_tag(ballot);
+    self->is_under_way = true;
+    return self->kind == DLB_BCAST ? post_bcast(self) : post_rows(self);
 }
 
-static char *data_of(PyObject *tensor) {
-    const DLTensor *dl = &((dlb_tensor *)tensor)->dl;
-    return (char *)dl->data + dl->byte_offset;
+/* 1: the message has gone, or come; 0: not yet; -1: failed, with the code of
+ * `function`, which is NULL where what has come is not as long as it should be. */
+static int test(const dlb_mpi *mpi, dlb_mpi_handle byte, message *tested, int *code,
+                const char **function) {
+    dlb_mpi_status status;
+    dlb_mpi_handle before = tested->handle;
+    int done = 0, came = 0;
+    *function = "MPI_Test";
+    if ((*code = mpi->test(&tested->handle, &done, status)) != 0) {
+        tested->is_under_way = tested->handle == before; /* as in ballot.c */
+        return -1;
+    }
+    if (!done)
+        return 0;
+    tested->is_under_way = false;
+    *function = "MPI_Get_count";
+    if (tested->is_receive && (*code = mpi->get_count(status, byte, &came)) != 0)
+        return -1;
+    *function = NULL;
+    *code = came;
+    return !tested->is_receive || came == tested->nbytes ? 1 : -1;
 }
 
-dlb_collective *dlb_collective_copy(dlb_peers *over, const char *name,
-                                    dlb_mpi_copies function, dlb_buffer *buffer,
-                                    const char *from, PyObject *result, size_t part) {
-    dlb_collective *self = new_collective(over, name, buffer, result);
-    return self == NULL ? NULL
-                        : posted(self, function(from, (int)part, over->byte,
-                                                data_of(result), (int)part, over->byte,
-                                                over->collective, &self->request));
-}
-
-dlb_collective *dlb_collective_bcast(dlb_peers *over, dlb_buffer *buffer, char *data,
-                                     PyObject *result, size_t nbytes, int root) {
-    dlb_collective *self = new_collective(over, "MPI_Ibcast", buffer, result);
-    return self == NULL
-               ? NULL
-               : posted(self, over->mpi.ibcast(data, (int)nbytes, over->byte, root,
-                                               over->collective, &self->request));
+/* Test those that are under way. */
+static int test_all(dlb_collective *self) {
+    const dlb_peers *over = self->over;
+    int done = 1, code = 0, peer = -1, wanted = 0;
+    const char *function = NULL;
+    bool is_short = self->part <= SHORT; /* else it may copy for long */
+    PyThreadState *thread = is_short ? NULL : PyEval_SaveThread();
+    for (size_t i = 0; done >= 0 && i < self->count; i++) {
+        message *each = &self->messages[i];
+        if (!each->is_under_way)
+            continue;
+        int status = test(&over->mpi, over->byte, each, &code, &function);
+        peer = each->peer;
+        wanted = each->nbytes;
+        done = status < 0 ? -1 : done && status;
+    }
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
+    if (done >= 0)
+        return done;
+    if (function != NULL)
+        return dlb_mpi_failed(function, code, peer);
+    dlb_raise_error("MPIError",
+                    "rank %d sends %d bytes of values, and %d were agreed on; run the "
+                    "same dlbridge on all ranks",
+                    peer, code, wanted);
+    return -1;
 }
 
 int dlb_collective_advance(dlb_collective *self) {
-    dlb_mpi_status status;
-    dlb_mpi_handle before = self->request;
-    int done = 0, code;
     if (!self->is_under_way)
         return 1;
     if (self->is_busy) /* another thread is in there */
         return 0;
     self->is_busy = true;
-    Py_BEGIN_ALLOW_THREADS; /* it may copy for long */
-    code = self->over->mpi.test(&self->request, &done, status);
-    Py_END_ALLOW_THREADS;
+    int done = test_all(self);
+    if (done >= 0 && may_forward(self))
+        done = forward(self) < 0 ? -1 : test_all(self);
     self->is_busy = false;
-    if (code != 0) {
-        self->is_under_way = self->request == before; /* as in ballot.c */
-        return dlb_mpi_failed("MPI_Test", code, -1);
-    }
-    self->is_under_way = !done;
-    return done != 0;
+    if (done > 0)
+        self->is_under_way = false;
+    return done;
 }
 
 static PyObject *advance(PyObject *object, PyObject *Py_UNUSED(none)) {
@@ -94,20 +289,119 @@ static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
     return Py_NewRef(((dlb_collective *)object)->result);
 }
 
-/* Memory of a request that is not complete stays: MPI may still use it. */
+/* Memory of messages that are not complete stays: MPI may still use it. */
 static void dealloc(PyObject *object) {
     dlb_collective *self = (dlb_collective *)object;
-    if (!self->is_under_way) {
-        dlb_buffer_drop(self->buffer);
-        Py_DECREF(self->result);
+    bool is_free = true;
+    for (size_t i = 0; i < self->count; i++)
+        is_free = is_free && !self->messages[i].is_under_way;
+    if (is_free) {
+        if (self->source != NULL)
+            dlb_buffer_drop(self->source);
+        if (self->target != NULL)
+            dlb_buffer_drop(self->target);
     }
-    Py_DECREF(self->over);
+    if (self->messages != self->few)
+        PyMem_RawFree(self->messages);
+    Py_XDECREF(self->result);
+    Py_XDECREF(self->over);
     Py_TYPE(object)->tp_free(object);
 }
 
+/* ---- for Python ---- */
+
+static const struct {
+    const char *name;
+    dlb_copy_kind kind;
+} KINDS[] = {{"allgather", DLB_ALLGATHER},
+             {"alltoall", DLB_ALLTOALL},
+             {"bcast", DLB_BCAST},
+             {"gather", DLB_GATHER},
+             {"scatter", DLB_SCATTER}};
+
+/* The memory of a compact Tensor; false, with an exception, for anything else. */
+static bool read_memory(PyObject *given, dlb_buffer **buffer, char **data,
+                        size_t *nbytes) {
+    *buffer = NULL;
+    if (given == Py_None)
+        return true;
+    dlb_tensor *tensor = dlb_expect_tensor(given, "Collective");
+    if (tensor == NULL)
+        return false;
+    *buffer = tensor->buffer;
+    *data = (char *)tensor->dl.data + tensor->dl.byte_offset;
+    *nbytes = (size_t)dlb_packed_bytes(tensor->dl.dtype, tensor->flags,
+                                       dlb_element_count(&tensor->dl));
+    return true;
+}
+
+/* What goes to each rank, as far as this one knows; it is checked where both ends are
+ * here. */
+static bool read_part(dlb_copy_kind kind, const dlb_peers *over, int root,
+                      const size_t *sent, const size_t *comes, size_t *part) {
+    size_t size = (size_t)over->size;
+    bool is_root = over->rank == root;
+    bool sends = kind == DLB_BCAST || kind == DLB_SCATTER ? is_root : true;
+    bool receives = kind == DLB_BCAST ? !is_root : kind == DLB_GATHER ? is_root : true;
+    size_t rows_sent = kind == DLB_ALLTOALL || kind == DLB_SCATTER ? size : 1;
+    size_t rows_come =
+        kind == DLB_ALLGATHER || kind == DLB_ALLTOALL || kind == DLB_GATHER ? size : 1;
+    if ((sends && sent == NULL) || (receives && comes == NULL))
+        return false;
+    *part = sends ? *sent / rows_sent : *comes / rows_come;
+    return (!sends || *sent == *part * rows_sent) &&
+           (!receives || *comes == *part * rows_come);
+}
+
+static PyObject *new_collective(PyTypeObject *Py_UNUSED(type), PyObject *args,
+                                PyObject *kwargs) {
+    static char *names[] = {"peers", "name", "source", "result", "root", NULL};
+    PyObject *given, *source, *result;
+    const char *name;
+    int root = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!sOO|i:Collective", names,
+                                     &dlb_PeersType, &given, &name, &source, &result,
+                                     &root))
+        return NULL;
+    dlb_peers *over = (dlb_peers *)given;
+    size_t number = 0, sent = 0, comes = 0, part = 0,
+           count = sizeof KINDS / sizeof *KINDS;
+    while (number < count && strcmp(KINDS[number].name, name) != 0)
+        number++;
+    dlb_buffer *from_buffer, *into_buffer;
+    char *from = NULL, *into = NULL;
+    if (!read_memory(source, &from_buffer, &from, &sent) ||
+        !read_memory(result, &into_buffer, &into, &comes))
+        return NULL;
+    if (number == count || root < 0 || root >= over->size ||
+        !read_part(KINDS[number].kind, over, root, from_buffer != NULL ? &sent : NULL,
+                   into_buffer != NULL ? &comes : NULL, &part))
+        return PyErr_Format(PyExc_ValueError,
+                            "Collective: there is no %s from or to rank %d of these "
+                            "sizes",
+                            name, root);
+    return (PyObject *)dlb_collective_new(over, KINDS[number].kind, root, from_buffer,
+                                          from, result, part);
+}
+
+static PyObject *begin(PyObject *object, PyObject *given) {
+    dlb_collective *self = (dlb_collective *)object;
+    const dlb_ballot *ballot = dlb_ballot_of(given);
+    if (ballot == NULL || dlb_ballot_over(ballot) != self->over || self->count > 0)
+        return PyErr_Format(PyExc_ValueError,
+                            "Collective: a ballot of the same peers is required, once");
+    int failed;
+    DLB_BEGIN_EXCLUSIVE(object);
+    failed = dlb_collective_post(self, ballot);
+    DLB_END_EXCLUSIVE();
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
+    {"begin", begin, METH_O,
+     "begin($self, ballot, /)\n--\n\nBegin, as all ranks have agreed by a ballot."},
     {"advance", advance, METH_NOARGS,
-     "advance($self, /)\n--\n\nReturn whether MPI is done with it."},
+     "advance($self, /)\n--\n\nReturn whether all has gone and come."},
     {0},
 };
 
@@ -118,9 +412,11 @@ static PyGetSetDef fields[] = {
 
 PyTypeObject dlb_CollectiveType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Collective",
-    .tp_doc = "A collective of MPI under way.",
+    .tp_doc = "Collective(peers, name, source, result, root=0)\n--\n\n"
+              "A collective that copies, under way.",
     .tp_basicsize = sizeof(dlb_collective),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new_collective,
     .tp_methods = methods,
     .tp_getset = fields,
     .tp_dealloc = dealloc,

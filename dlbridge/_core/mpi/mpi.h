@@ -15,10 +15,6 @@
  * the upper half of which MPICH does not look at. */
 typedef void *dlb_mpi_handle;
 
-/* MPI_Ialltoall, MPI_Iallgather: what is sent, what is received, a communicator. */
-typedef int (*dlb_mpi_copies)(const void *, int, dlb_mpi_handle, void *, int,
-                              dlb_mpi_handle, dlb_mpi_handle, dlb_mpi_handle *);
-
 typedef struct {
     int (*isend)(const void *, int, dlb_mpi_handle, int, int, dlb_mpi_handle,
                  dlb_mpi_handle *);
@@ -29,8 +25,6 @@ typedef struct {
     int (*test)(dlb_mpi_handle *, int *, void *);
     int (*get_count)(const void *, dlb_mpi_handle, int *);
     int (*finalized)(int *);
-    dlb_mpi_copies ialltoall, iallgather;
-    int (*ibcast)(void *, int, dlb_mpi_handle, int, dlb_mpi_handle, dlb_mpi_handle *);
     int (*cancel)(dlb_mpi_handle *);
     int (*test_cancelled)(const void *, int *);
 } dlb_mpi;
@@ -56,6 +50,7 @@ typedef struct {
     _Atomic uint32_t tags[3]; /* so many were given out, by dlb_tag_use */
     _Atomic int turns;        /* collectives of Python that have yet to be posted */
     int generation;           /* of the process that made them, see dlb_is_member */
+    bool is_direct; /* copies go from rank to rank: with many ranks, MPI sends less */
 } dlb_peers;
 
 /* Whether this process is one of them: not a child that was forked from one. */
@@ -121,6 +116,9 @@ dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
 char *dlb_ballot_payload(dlb_ballot *ballot);
 size_t dlb_ballot_size(const dlb_ballot *ballot);
 bool dlb_ballot_agreed(const dlb_ballot *ballot);
+dlb_peers *dlb_ballot_over(const dlb_ballot *ballot); /* borrowed; NULL: none */
+/* That of its messages, once it has begun; others of the call follow under it. */
+int dlb_ballot_tag(const dlb_ballot *ballot);
 /* Whether the ranks have agreed on this shape and dtype: what a payload says of itself
  * may be something else. */
 bool dlb_ballot_is_of(const dlb_ballot *ballot, DLDataType dtype, int32_t ndim,
@@ -173,6 +171,9 @@ dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
                                      const dlb_tree_leaf *leaves,
                                      const dlb_tree_leaf *outs);
 int dlb_tree_ballot_advance(dlb_tree_ballot *ballot); /* as dlb_ballot_advance */
+/* That of a TreeBallot, or the Ballot itself; borrowed. NULL, without an exception: it
+ * is neither. */
+dlb_ballot *dlb_ballot_of(PyObject *ballot);
 bool dlb_tree_ballot_agreed(const dlb_tree_ballot *ballot);
 /* Copy to `outs` what is not there yet. */
 void dlb_tree_ballot_copy_out(const dlb_tree_ballot *ballot);
@@ -180,21 +181,28 @@ void dlb_tree_ballot_copy_out(const dlb_tree_ballot *ballot);
 void dlb_tree_ballot_view(const dlb_tree_ballot *ballot, Py_ssize_t number,
                           dlb_view *view);
 
-/* ---- collective.c: a collective of MPI under way ---- */
+/* ---- collective.c: collectives that copy ---- */
+
+typedef enum {
+    DLB_ALLGATHER,
+    DLB_ALLTOALL,
+    DLB_BCAST,
+    DLB_GATHER,
+    DLB_SCATTER
+} dlb_copy_kind;
 
 typedef struct dlb_collective dlb_collective;
 
 extern PyTypeObject dlb_CollectiveType;
 
-/* Post one that copies `part` bytes from or to each rank, from memory of the buffer
- * into `result`, a Tensor; NULL with an exception. */
-dlb_collective *dlb_collective_copy(dlb_peers *over, const char *name,
-                                    dlb_mpi_copies function, dlb_buffer *buffer,
-                                    const char *from, PyObject *result, size_t part);
-/* Post a bcast of memory of the buffer, which is that of `result` but on the root,
- * where it is None. */
-dlb_collective *dlb_collective_bcast(dlb_peers *over, dlb_buffer *buffer, char *data,
-                                     PyObject *result, size_t nbytes, int root);
+/* Memory for copying `part` bytes from or to each rank, of a bcast all bytes: from
+ * `from` in memory of the buffer into `result`, a Tensor; NULL and None where this rank
+ * sends or receives nothing. NULL with an exception. */
+dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root,
+                                   dlb_buffer *source, const char *from,
+                                   PyObject *result, size_t part);
+/* Begin, as the ranks have agreed by the ballot; -1 with an exception. */
+int dlb_collective_post(dlb_collective *collective, const dlb_ballot *ballot);
 /* 1: it is complete; 0: not yet; -1. */
 int dlb_collective_advance(dlb_collective *collective);
 

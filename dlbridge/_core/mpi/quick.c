@@ -1,5 +1,5 @@
-/* Calls of dlbridge.mpi with small tensors of the CPU, and messages and allreduce of
- * large ones, without a Python frame.
+/* Calls of dlbridge.mpi with tensors of the CPU, without a Python frame: collectives
+ * and messages, waited for or not.
  *
  * What the ranks say to each other is what the Python path says, so some may be here
  * and others there. Whatever is out of the ordinary is declined before anything is
@@ -487,14 +487,6 @@ static int wait_shortly(int (*advance)(void *), void *what, size_t nbytes) {
     return 0;
 }
 
-static int advance_ballot(void *ballot) {
-    return dlb_ballot_advance(ballot);
-}
-
-static int advance_collective(void *collective) {
-    return dlb_collective_advance(collective);
-}
-
 static int advance_message(void *message) {
     return advance_posted(message);
 }
@@ -572,8 +564,8 @@ typedef struct {
 
 /* 1: open, and the caller closes it; 0: declined, also where it has another shape or
  * dtype, which Python refuses; -1. */
-static int open_out(const quick *self, PyObject *out, const DLTensor *like,
-                    int32_t ndim, const int64_t *shape, destination *made) {
+static int open_out(const quick *self, PyObject *out, DLDataType dtype, int32_t ndim,
+                    const int64_t *shape, destination *made) {
     made->out = out;
     if (out == Py_None)
         return 1;
@@ -581,7 +573,7 @@ static int open_out(const quick *self, PyObject *out, const DLTensor *like,
     if (taken <= 0)
         return taken;
     const DLTensor *dl = &made->into.view.dl;
-    if (dl->ndim == ndim && memcmp(&dl->dtype, &like->dtype, sizeof dl->dtype) == 0 &&
+    if (dl->ndim == ndim && memcmp(&dl->dtype, &dtype, sizeof dtype) == 0 &&
         (ndim == 0 || memcmp(dl->shape, shape, (size_t)ndim * sizeof *shape) == 0))
         return 1;
     drop_source(&made->into);
@@ -591,20 +583,6 @@ static int open_out(const quick *self, PyObject *out, const DLTensor *like,
 static void close_out(const destination *made) {
     if (made->out != Py_None)
         drop_source(&made->into);
-}
-
-/* Whether the result may be written there while the source is read. */
-static bool is_apart(const destination *made, const source *from) {
-    const char *start = data_of(&made->into), *other = data_of(from);
-    return start + made->into.nbytes <= other || other + from->nbytes <= start;
-}
-
-/* The array of `out=`, with these contents. */
-static PyObject *fill_out(const destination *made, const char *contents) {
-    char *data = (char *)data_of(&made->into);
-    if (data != contents)
-        memcpy(data, contents, made->into.nbytes);
-    return Py_NewRef(made->out);
 }
 
 /* Allocate memory for a tensor; -1, without an exception, if there is none. */
@@ -658,12 +636,6 @@ static bool set_timeout(caller *by, PyObject *timeout) {
     PyErr_Clear();
     by->begun = now();
     return seconds >= LONGEST;
-}
-
-/* Whether the ranks agree by now; 0: Python goes on. */
-static int settle(dlb_ballot *ballot, size_t nbytes) {
-    int done = wait_shortly(advance_ballot, ballot, nbytes);
-    return done > 0 ? dlb_ballot_agreed(ballot) : done;
 }
 
 /* Go on in Python: resume(name, what is under way, *the arguments) returns a Request.
@@ -773,58 +745,221 @@ static PyObject *find_call(const quick *self, PyObject *key) {
     return key == NULL ? NULL : dlb_cache_get(self->calls, key);
 }
 
-/* A Tensor for the result, and the view of it that is passed on: of the memory of
- * `out=` if that is given, and may be written meanwhile. NULL, without an exception, if
- * memory cannot be allocated: Python then reports that to all ranks. */
-static PyObject *make_target(DLDataType dtype, int32_t ndim, const int64_t *shape,
-                             const destination *to, const source *from,
-                             dlb_view *view) {
-    if (to != NULL && to->out != Py_None && is_apart(to, from)) {
-        *view = to->into.view;
-        dlb_buffer_retain(view->buffer);
-    } else if (make_memory(view, dtype, ndim, shape) < 0)
-        return NULL;
-    dlb_buffer_retain(view->buffer);
-    PyObject *made = dlb_tensor_new(dlb.tensor_type, view);
+/* How much of what was reduced a rank gets. */
+typedef enum { NOTHING, WHOLE, ROW } share;
+
+/* ---- collectives, from their arguments to their results ---- */
+
+/* One call: of the frame of a blocking one, or of a Begun. */
+typedef struct call {
+    const char *name; /* of the blocking form, with which Python goes on */
+    PyObject *given[4];
+    Py_ssize_t count;              /* of those, references: what else Python needs */
+    int (*settled)(struct call *); /* once all agree: as advance_call */
+    dlb_ballot *ballot;
+    dlb_collective *copies; /* what follows that, or NULL */
+    bool is_copying;
+    size_t awaited; /* bytes of what is under way */
+    int root;
+    share gets;
+    PyObject
+        *instead; /* borrowed: None, `out`, or x on the root of a bcast; or NULL, */
+    PyObject *converter;      /* a reference: the result is a new array */
+    dlb_buffer *memory, *out; /* references, or NULL: of the result, and of `out` */
+    char *data, *out_data;
+    PyObject *result;
+    DLDataType dtype; /* of the result */
+    int32_t ndim;
+    size_t nbytes;
+    int64_t shape[MOST_DIMENSIONS]; /* last, as it is not cleared */
+} call;
+
+static void init_call(call *self, const char *name) {
+    memset(self, 0, offsetof(call, shape));
+    self->name = name;
+}
+
+static void clear_call(call *self) {
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        Py_DECREF(self->given[i]);
+    if (self->memory != NULL)
+        dlb_buffer_drop(self->memory);
+    if (self->out != NULL)
+        dlb_buffer_drop(self->out);
+    Py_XDECREF(self->ballot);
+    Py_XDECREF(self->copies);
+    Py_XDECREF(self->converter);
+    Py_XDECREF(self->result);
+}
+
+static void keep_arguments(call *self, PyObject *const *args, Py_ssize_t count) {
+    self->count = count;
+    for (Py_ssize_t i = 0; i < count; i++)
+        self->given[i] = Py_NewRef(args[i]);
+}
+
+static PyObject *under_way_of(const call *self) {
+    return self->is_copying ? (PyObject *)self->copies : (PyObject *)self->ballot;
+}
+
+/* ---- its result ---- */
+
+static void describe_result(call *self, DLDataType dtype, int32_t ndim,
+                            const int64_t *shape) {
+    self->dtype = dtype;
+    self->ndim = ndim;
+    if (ndim > 0) /* else it may be NULL */
+        memcpy(self->shape, shape, (size_t)ndim * sizeof *shape);
+    DLTensor dl = {.ndim = ndim, .dtype = dtype, .shape = self->shape};
+    self->nbytes = (size_t)dlb_packed_bytes(dtype, 0, dlb_element_count(&dl));
+}
+
+/* The array of `out=`, which may be None, for the result that was described: 1; 0:
+ * declined; -1. */
+static int open_result(call *self, const quick *of, PyObject *out) {
+    destination to;
+    int taken = open_out(of, out, self->dtype, self->ndim, self->shape, &to);
+    if (taken <= 0 || out == Py_None)
+        return taken;
+    self->out = dlb_buffer_retain(to.into.view.buffer);
+    self->out_data = (char *)data_of(&to.into);
+    self->instead = out;
+    close_out(&to);
+    return 1;
+}
+
+/* A view of the result, with a reference. */
+static void view_result(const call *self, dlb_view *view) {
+    *view = (dlb_view){.dl = {.data = self->data,
+                              .device = {kDLCPU, 0},
+                              .ndim = self->ndim,
+                              .dtype = self->dtype,
+                              .shape = (int64_t *)self->shape},
+                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
+                       .buffer = dlb_buffer_retain(self->memory)};
+    dlb_view_set_row_major(view);
+}
+
+/* Whether the result may be written to `out` while the source is read. */
+static bool is_apart(const call *self, const source *from) {
+    const char *start = self->out_data, *other = from == NULL ? NULL : data_of(from);
+    return other == NULL || start + self->nbytes <= other ||
+           other + from->nbytes <= start;
+}
+
+/* Memory for the result, as a Tensor: that of `out` if it is given, and may be written
+ * meanwhile. NULL, without an exception, if memory cannot be allocated: Python then
+ * reports that to all ranks. */
+static PyObject *make_target(call *self, const source *from) {
+    dlb_view view;
+    if (self->out != NULL && is_apart(self, from)) {
+        self->memory = dlb_buffer_retain(self->out);
+        self->data = self->out_data;
+    } else {
+        if (make_memory(&view, self->dtype, self->ndim, self->shape) < 0)
+            return NULL;
+        self->memory = view.buffer;
+        self->data = view.dl.data;
+    }
+    view_result(self, &view);
+    PyObject *made = dlb_tensor_new(dlb.tensor_type, &view);
     if (made == NULL)
         PyErr_Clear();
     return made;
 }
 
-/* The ballot of a reduction; of values that are too large for it, `view` is the result.
- * NULL: declined, perhaps with an exception. */
-static dlb_ballot *begin_reduction(dlb_peers *over, const reduction *how,
-                                   const source *from, bool is_large,
-                                   const destination *to, dlb_view *view) {
-    const DLTensor *dl = &from->view.dl;
-    const dlb_combine *loop = dlb_reduction_loop((PyObject *)how, dl->dtype);
-    view->buffer = NULL;
-    if (loop == NULL || (!is_large && from->nbytes > DLB_BALLOT_MOST) ||
-        (is_large && (uintptr_t)data_of(from) % (dl->dtype.bits / 8)))
-        return NULL;
-    uint8_t tensor[16];
-    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
-    dlb_ballot *ballot =
-        dlb_ballot_new(over, how->call, tensor, is_large ? 0 : from->nbytes, loop);
-    if (ballot == NULL)
-        return NULL;
-    if (is_large) {
-        PyObject *result = make_target(dl->dtype, dl->ndim, dl->shape, to, from, view);
-        if (result == NULL ||
-            dlb_ballot_add_values(
-                ballot, loop, from->view.buffer, data_of(from), view->buffer,
-                (char *)view->dl.data + view->dl.byte_offset, from->nbytes) < 0)
-            Py_CLEAR(ballot);
-        else
-            dlb_ballot_set_result(ballot, result);
-        Py_XDECREF(result);
-    } else
-        memcpy(dlb_ballot_payload(ballot), data_of(from), from->nbytes);
-    return ballot;
+static int has_result(const call *self) {
+    return self->result == NULL ? -1 : 1;
 }
 
-/* How much of what was reduced a rank gets. */
-typedef enum { NOTHING, WHOLE, ROW } share;
+/* The result has these contents. */
+static int finish_with(call *self, const char *contents) {
+    if (self->out != NULL && self->out_data != contents)
+        memcpy(self->out_data, contents, self->nbytes);
+    self->result = self->instead != NULL
+                       ? Py_NewRef(self->instead)
+                       : make_result(self->converter, self->dtype, self->ndim,
+                                     self->shape, contents, self->nbytes);
+    return has_result(self);
+}
+
+/* The result is in its memory, if it has some. */
+static int finish_call(call *self) {
+    if (self->instead != NULL)
+        return finish_with(self, self->data);
+    dlb_view view;
+    view_result(self, &view);
+    self->result = give(self->converter, &view);
+    return has_result(self);
+}
+
+/* ---- going on with it ---- */
+
+enum {
+    ODD = 2,  /* Python goes on, with what is under way */
+    NEXT = 3, /* something else is under way, and may take as long */
+};
+
+/* Copy, as all have agreed. */
+static int begin_copying(call *self, size_t nbytes) {
+    if (dlb_collective_post(self->copies, self->ballot) < 0)
+        return -1;
+    self->is_copying = true;
+    self->awaited = nbytes;
+    return NEXT;
+}
+
+/* 1: it is over, with the result; 0: not yet; ODD; NEXT; -1. */
+static int advance_call(void *object) {
+    call *self = object;
+    if (self->is_copying) {
+        int done = dlb_collective_advance(self->copies);
+        return done > 0 ? finish_call(self) : done;
+    }
+    int done = dlb_ballot_advance(self->ballot);
+    if (done <= 0)
+        return done;
+    return dlb_ballot_agreed(self->ballot) ? self->settled(self) : ODD;
+}
+
+/* How a call begins, with its arguments: 1; 0: declined; -1. Nothing is sent by then,
+ * and what may lack memory is there. */
+typedef int (*beginning)(call *self, const quick *of, dlb_peers *over,
+                         PyObject *const *args);
+
+/* Python reports to all ranks that there is no memory. */
+static int begin_or_decline(call *self, beginning begin, const quick *of,
+                            dlb_peers *over, PyObject *const *args) {
+    int begun = begin(self, of, over, args);
+    if (begun > 0)
+        return 1;
+    clear_call(self);
+    if (begun < 0 && PyErr_ExceptionMatches(PyExc_MemoryError))
+        PyErr_Clear();
+    return 0;
+}
+
+/* Make a call, and wait for it. */
+static PyObject *make_call(const caller *by, dlb_peers *over, const char *name,
+                           beginning begin, PyObject *const *args) {
+    call made;
+    init_call(&made, name);
+    if (begin_or_decline(&made, begin, by->self, over, args) == 0)
+        return decline();
+    int done;
+    do
+        done = wait_shortly(advance_call, &made, made.awaited);
+    while (done == NEXT);
+    PyObject *result = NULL;
+    if (done == 0 || done == ODD)
+        result = resume(by, name, under_way_of(&made), made.given, made.count);
+    else if (done > 0)
+        result = Py_NewRef(made.result);
+    clear_call(&made);
+    return result;
+}
+
+/* ---- reductions ---- */
 
 /* The bytes of one of as many rows as there are ranks; 0: there are not that many. */
 static size_t row_bytes(const dlb_peers *over, const source *from) {
@@ -833,76 +968,114 @@ static size_t row_bytes(const dlb_peers *over, const source *from) {
     return has_rows ? from->nbytes / (size_t)over->size : 0;
 }
 
-/* What a reduction returns; `view`: of large values. */
-static PyObject *make_reduced(const dlb_peers *over, const source *from,
-                              const destination *to, dlb_ballot *ballot, dlb_view *view,
-                              share gets) {
+static int settled_reduction(call *self) {
+    const char *all =
+        self->memory != NULL ? self->data : dlb_ballot_payload(self->ballot);
+    if (self->gets == ROW)
+        return finish_with(self, all + self->nbytes * (size_t)self->root);
+    return self->memory != NULL ? finish_call(self) : finish_with(self, all);
+}
+
+/* Values that are too large for the ballot follow it; -1: there is no memory. */
+static int add_values(call *self, const dlb_combine *loop, const source *from) {
+    call whole; /* of which a row is the result */
+    PyObject *target;
+    if (self->gets == ROW) {
+        const DLTensor *dl = &from->view.dl;
+        init_call(&whole, self->name);
+        describe_result(&whole, dl->dtype, dl->ndim, dl->shape);
+        target = make_target(&whole, NULL);
+        self->memory = whole.memory;
+        self->data = whole.data;
+    } else
+        target = make_target(self, from);
+    int failed = -1;
+    if (target != NULL)
+        failed =
+            dlb_ballot_add_values(self->ballot, loop, from->view.buffer, data_of(from),
+                                  self->memory, self->data, from->nbytes);
+    if (failed == 0)
+        dlb_ballot_set_result(self->ballot, target);
+    Py_XDECREF(target);
+    return failed;
+}
+
+static int begin_with(call *self, const quick *of, dlb_peers *over,
+                      const reduction *how, const source *from, PyObject *out) {
     const DLTensor *dl = &from->view.dl;
-    const char *payload = view->buffer == NULL
-                              ? dlb_ballot_payload(ballot)
-                              : (char *)view->dl.data + view->dl.byte_offset;
-    size_t part = row_bytes(over, from);
-    if (gets == NOTHING)
-        return Py_NewRef(Py_None);
-    if (to->out != Py_None)
-        return fill_out(to, payload + (gets == ROW ? part * (size_t)over->rank : 0));
-    if (gets == ROW)
-        return make_result(from->converter, dl->dtype, dl->ndim - 1, dl->shape + 1,
-                           payload + part * (size_t)over->rank, part);
-    if (view->buffer == NULL)
-        return make_result(from->converter, dl->dtype, dl->ndim, dl->shape, payload,
-                           dlb_ballot_size(ballot));
-    dlb_buffer_retain(view->buffer);
-    return give(from->converter, view);
+    const dlb_combine *loop = dlb_reduction_loop((PyObject *)how, dl->dtype);
+    bool is_large = dlb_moves_values(over, from->nbytes);
+    int less = self->gets == ROW;
+    if (loop == NULL || (!is_large && from->nbytes > DLB_BALLOT_MOST) ||
+        (is_large && (uintptr_t)data_of(from) % (dl->dtype.bits / 8)) ||
+        (less && row_bytes(over, from) == 0))
+        return 0;
+    describe_result(self, dl->dtype, dl->ndim - less, dl->shape + less);
+    int opened = open_result(self, of, out);
+    if (opened <= 0)
+        return opened;
+    if (self->gets == NOTHING)
+        self->instead = Py_None;
+    self->converter = Py_NewRef(from->converter);
+    self->settled = settled_reduction;
+    self->root = over->rank; /* whose row it is */
+    self->awaited = from->nbytes;
+    uint8_t tensor[16];
+    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+    self->ballot =
+        dlb_ballot_new(over, how->call, tensor, is_large ? 0 : from->nbytes, loop);
+    if (self->ballot == NULL)
+        return -1;
+    if (is_large)
+        return add_values(self, loop, from) < 0 ? -1 : 1;
+    memcpy(dlb_ballot_payload(self->ballot), data_of(from), from->nbytes);
+    return 1;
 }
 
-static PyObject *reduce_by(const caller *by, dlb_peers *over, const reduction *how,
-                           const char *name, size_t most, share gets, PyObject *out,
-                           PyObject *const *args, Py_ssize_t count) {
+/* `key`, a reference or NULL: by which the reduction is known. */
+static int begin_reduction(call *self, const quick *of, dlb_peers *over, PyObject *key,
+                           size_t most, share gets, PyObject *x, PyObject *out) {
+    PyObject *how = find_call(of, key);
     source from;
-    if (take_source(by->self, args[0], most, &from) <= 0)
-        return decline();
-    const DLTensor *dl = &from.view.dl;
-    int less = gets == ROW;
-    destination to = {.out = Py_None};
-    PyObject *result = NULL;
-    dlb_view view = {.buffer = NULL};
-    if ((less && row_bytes(over, &from) == 0) ||
-        open_out(by->self, out, dl, dl->ndim - less, dl->shape + less, &to) <= 0) {
+    int taken = 0;
+    Py_XDECREF(key);
+    self->gets = gets;
+    if (how != NULL && Py_TYPE(how) == &dlb_ReductionType)
+        taken = take_source(of, x, most, &from);
+    if (taken > 0) {
+        taken = begin_with(self, of, over, (reduction *)how, &from, out);
         drop_source(&from);
-        return decline();
     }
-    bool is_large = dlb_moves_values(over, from.nbytes);
-    dlb_ballot *ballot =
-        begin_reduction(over, how, &from, is_large, less ? NULL : &to, &view);
-    if (ballot == NULL) {
-        result = decline();
-        goto done;
-    }
-    int agreed = settle(ballot, from.nbytes);
-    if (agreed == 0)
-        result = resume(by, name, ballot, args, count);
-    else if (agreed > 0)
-        result = make_reduced(over, &from, &to, ballot, &view, gets);
-    Py_DECREF(ballot);
-done:
-    if (view.buffer != NULL)
-        dlb_buffer_drop(view.buffer);
-    close_out(&to);
-    drop_source(&from);
-    return result;
+    Py_XDECREF(how);
+    return PyErr_Occurred() ? -1 : taken;
 }
 
-static PyObject *reduce(const caller *by, dlb_peers *over, const char *name,
-                        PyObject *key, size_t most, share gets, PyObject *out,
-                        PyObject *const *args, Py_ssize_t count) {
-    PyObject *how = find_call(by->self, key);
-    PyObject *result =
-        how != NULL && Py_TYPE(how) == &dlb_ReductionType
-            ? reduce_by(by, over, (reduction *)how, name, most, gets, out, args, count)
-            : decline();
-    Py_XDECREF(how);
-    return result;
+static int begin_allreduce(call *self, const quick *of, dlb_peers *over,
+                           PyObject *const *args) { /* x, op, out */
+    PyObject *key = PyUnicode_CheckExact(args[1]) ? Py_NewRef(args[1]) : NULL;
+    keep_arguments(self, args, 3);
+    return begin_reduction(self, of, over, key, INT_MAX, WHOLE, args[0], args[2]);
+}
+
+static int begin_reduce(call *self, const quick *of, dlb_peers *over,
+                        PyObject *const *args) { /* x, op, root */
+    if (!PyUnicode_CheckExact(args[1]) || !PyLong_CheckExact(args[2]))
+        return 0;
+    keep_arguments(self, args, 3);
+    long root = PyLong_AsLong(args[2]); /* if it is known, it exists */
+    PyErr_Clear();
+    share gets = root == over->rank ? WHOLE : NOTHING;
+    return begin_reduction(self, of, over, PyTuple_Pack(2, args[1], args[2]),
+                           DLB_REDUCED_MOST, gets, args[0], Py_None);
+}
+
+static int begin_reduce_scatter(call *self, const quick *of, dlb_peers *over,
+                                PyObject *const *args) { /* x, op, out, key */
+    if (!PyUnicode_CheckExact(args[1]))
+        return 0;
+    keep_arguments(self, args, 3);
+    return begin_reduction(self, of, over, PyTuple_Pack(2, args[1], args[3]),
+                           DLB_REDUCED_MOST, ROW, args[0], args[2]);
 }
 
 /* ---- allreduce of trees ---- */
@@ -1049,44 +1222,6 @@ static bool may_be_tree(PyObject *x) {
     return PyDict_CheckExact(x) || PyList_CheckExact(x) || PyTuple_CheckExact(x);
 }
 
-static PyObject *quick_allreduce(const caller *by, dlb_peers *over,
-                                 PyObject *const *args, Py_ssize_t count) {
-    if (may_be_tree(args[0]) && PyUnicode_CheckExact(args[1]))
-        return reduce_tree(by, over, args);
-    PyObject *key = PyUnicode_CheckExact(args[1]) ? args[1] : NULL;
-    return reduce(by, over, "allreduce", key, INT_MAX, WHOLE, args[2], args, count);
-}
-
-static PyObject *quick_reduce(const caller *by, dlb_peers *over, PyObject *const *args,
-                              Py_ssize_t count) {
-    if (!PyUnicode_CheckExact(args[1]) || !PyLong_CheckExact(args[2]))
-        return decline();
-    PyObject *key = PyTuple_Pack(2, args[1], args[2]);
-    if (key == NULL)
-        return NULL;
-    long root = PyLong_AsLong(args[2]); /* it is known, so it exists */
-    PyErr_Clear();
-    share gets = root == over->rank ? WHOLE : NOTHING;
-    PyObject *result =
-        reduce(by, over, "reduce", key, DLB_REDUCED_MOST, gets, Py_None, args, count);
-    Py_DECREF(key);
-    return result;
-}
-
-static PyObject *
-quick_reduce_scatter(const caller *by, dlb_peers *over, PyObject *const *args,
-                     Py_ssize_t Py_UNUSED(count)) { /* x, op, out, key */
-    if (!PyUnicode_CheckExact(args[1]))
-        return decline();
-    PyObject *key = PyTuple_Pack(2, args[1], args[3]);
-    if (key == NULL)
-        return NULL;
-    PyObject *result = reduce(by, over, "reduce_scatter", key, DLB_REDUCED_MOST, ROW,
-                              args[2], args, 3);
-    Py_DECREF(key);
-    return result;
-}
-
 /* The digest of a call that has no reduction; false, perhaps with an exception. */
 static bool find_digest(const quick *self, PyObject *key, uint8_t digest[16]) {
     PyObject *known = find_call(self, key);
@@ -1098,6 +1233,8 @@ static bool find_digest(const quick *self, PyObject *key, uint8_t digest[16]) {
     return is_digest;
 }
 
+/* ---- allgather, alltoall, gather ---- */
+
 /* All rows are zeros but one's own, and "or" puts them together. */
 static void combine_bits(char **operands, const Py_ssize_t *count,
                          const Py_ssize_t *Py_UNUSED(steps), void *Py_UNUSED(data)) {
@@ -1107,20 +1244,11 @@ static void combine_bits(char **operands, const Py_ssize_t *count,
         own[i] = (char)(own[i] | other[i]);
 }
 
-/* A collective that copies, as its function in MPI does. */
-typedef struct {
-    const char *name, *of_mpi;
-    dlb_mpi_copies function;
-    bool by_rows; /* each rank gets a row of what one has; else all of it */
-} copies;
-
 /* The ballot in which the ranks gather small tensors. */
-static dlb_ballot *gather(dlb_peers *over, const uint8_t call[16], const source *from) {
-    const DLTensor *dl = &from->view.dl;
+static dlb_ballot *gather(dlb_peers *over, const uint8_t call[16],
+                          const uint8_t tensor[16], const source *from) {
     static const dlb_combine bits = {.loop = combine_bits, .itemsize = 1};
     size_t size = from->nbytes * (size_t)over->size;
-    uint8_t tensor[16];
-    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     dlb_ballot *ballot = dlb_ballot_new(over, call, tensor, size, &bits);
     if (ballot == NULL)
         return NULL;
@@ -1130,119 +1258,152 @@ static dlb_ballot *gather(dlb_peers *over, const uint8_t call[16], const source 
     return ballot;
 }
 
-/* What a rank gets of the tensors of all, one behind the other, into `to`. */
-static void pick(const dlb_peers *over, const source *from, const copies *how,
-                 const char *all, char *to) {
-    size_t part = how->by_rows ? from->nbytes / (size_t)over->size : from->nbytes;
-    size_t start = how->by_rows ? part * (size_t)over->rank : 0;
-    for (size_t i = 0; i < (size_t)over->size; i++)
-        memcpy(to + part * i, all + from->nbytes * i + start, part);
+static int settled_gather(call *self) {
+    return finish_with(self, dlb_ballot_payload(self->ballot));
+}
+
+/* Of an alltoall: one's own row of each rank's tensor. */
+static int settled_rows(call *self) {
+    const dlb_peers *over = dlb_ballot_over(self->ballot);
+    const char *all = dlb_ballot_payload(self->ballot);
+    char rows[DLB_COPIED_MOST];
+    size_t count = (size_t)over->size, part = self->nbytes / count;
+    for (size_t i = 0; i < count; i++)
+        memcpy(rows + part * i, all + self->nbytes * i + part * (size_t)over->rank,
+               part);
+    return finish_with(self, rows);
+}
+
+/* What is too large for the ballot follows it, or is MPI's. */
+static int settled_copy(call *self) {
+    return self->copies == NULL ? ODD : begin_copying(self, self->awaited);
+}
+
+/* Whether a collective that copies may begin here: MPI's are begun in the order of
+ * calls. */
+static bool may_copy(const dlb_peers *over) {
+    return over->is_direct || atomic_load(&over->turns) == 0;
+}
+
+/* What follows when all agree, with memory for the result if this rank gets one; -1. */
+static int add_copies(call *self, dlb_peers *over, dlb_copy_kind kind,
+                      const source *from, bool gets_result, size_t part) {
+    PyObject *target = gets_result ? make_target(self, from) : Py_NewRef(Py_None);
+    if (target == NULL)
+        return -1;
+    dlb_buffer *buffer = from == NULL ? NULL : from->view.buffer;
+    const char *data = from == NULL ? NULL : data_of(from);
+    self->copies =
+        dlb_collective_new(over, kind, self->root, buffer, data, target, part);
+    if (gets_result && self->ballot != NULL)
+        dlb_ballot_set_result(self->ballot, target);
+    Py_DECREF(target);
+    return self->copies == NULL ? -1 : 0;
 }
 
 /* Agree, and copy: what is small with the agreement, one exchange being faster than
- * many, the rest by MPI. `view` is the result, `target` the Tensor of it. */
-static PyObject *copy_into(const caller *by, dlb_peers *over, const copies *how,
-                           const uint8_t call[16], const source *from,
-                           const destination *to, dlb_view *view, PyObject *target,
-                           PyObject *const *args) {
+ * many. */
+static int begin_gathering(call *self, const quick *of, dlb_peers *over,
+                           dlb_copy_kind kind, const uint8_t digest[16],
+                           const source *from, PyObject *out) {
     const DLTensor *dl = &from->view.dl;
-    bool is_small = from->nbytes * (size_t)over->size <= DLB_COPIED_MOST;
-    uint8_t tensor[16];
-    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
-    dlb_ballot *ballot = is_small ? gather(over, call, from)
-                                  : dlb_ballot_new(over, call, tensor, 0, NULL);
-    if (ballot == NULL)
-        return NULL;
-    int done = settle(ballot, 0);
-    PyObject *under_way = (PyObject *)ballot, *result = NULL;
-    if (done > 0 && is_small)
-        pick(over, from, how, dlb_ballot_payload(ballot),
-             (char *)view->dl.data + view->dl.byte_offset);
-    else if (done > 0) {
-        Py_DECREF(ballot);
-        size_t part = from->nbytes / (how->by_rows ? (size_t)over->size : 1);
-        dlb_collective *made =
-            dlb_collective_copy(over, how->of_mpi, how->function, from->view.buffer,
-                                data_of(from), target, part);
-        if (made == NULL)
-            return NULL;
-        under_way = (PyObject *)made;
-        done = wait_shortly(advance_collective, made, from->nbytes);
-    }
-    if (done == 0)
-        result = resume(by, how->name, under_way, args, 2);
-    else if (done > 0 && to->out != Py_None)
-        result = fill_out(to, (char *)view->dl.data + view->dl.byte_offset);
-    else if (done > 0) {
-        dlb_buffer_retain(view->buffer);
-        result = give(from->converter, view);
-    }
-    Py_DECREF(under_way);
-    return result;
-}
-
-/* args: x, out, key */
-static PyObject *copy(const caller *by, dlb_peers *over, const copies *how,
-                      PyObject *const *args) {
-    uint8_t call[16];
-    source from;
-    if (!find_digest(by->self, args[2], call) || atomic_load(&over->turns) > 0 ||
-        take_source(by->self, args[0], (size_t)(INT_MAX / over->size), &from) <= 0)
-        return decline();
-    const DLTensor *dl = &from.view.dl;
+    bool by_rows = kind == DLB_ALLTOALL, gets_result = out != NULL;
     int64_t shape[MOST_DIMENSIONS];
-    int32_t more = how->by_rows ? 0 : 1;
+    int32_t more = by_rows ? 0 : 1;
     shape[0] = over->size;
     if (dl->ndim > 0) /* else it may be NULL */
         memcpy(shape + more, dl->shape, (size_t)dl->ndim * sizeof *shape);
-    dlb_view view = {.buffer = NULL};
-    destination to;
-    if ((how->by_rows && row_bytes(over, &from) == 0) ||
-        open_out(by->self, args[1], dl, dl->ndim + more, shape, &to) <= 0) {
-        drop_source(&from);
-        return decline();
-    }
-    PyObject *target =
-        make_target(dl->dtype, dl->ndim + more, shape, &to, &from, &view);
-    PyObject *result = target == NULL ? decline()
-                                      : copy_into(by, over, how, call, &from, &to,
-                                                  &view, target, args);
-    if (view.buffer != NULL)
-        dlb_buffer_drop(view.buffer);
-    Py_XDECREF(target);
-    close_out(&to);
+    if (by_rows && row_bytes(over, from) == 0)
+        return 0;
+    describe_result(self, dl->dtype, dl->ndim + more, shape);
+    int opened = gets_result ? open_result(self, of, out) : 1;
+    if (opened <= 0)
+        return opened;
+    if (!gets_result)
+        self->instead = Py_None;
+    self->converter = Py_NewRef(from->converter);
+    bool is_small = from->nbytes * (size_t)over->size <= DLB_COPIED_MOST;
+    uint8_t tensor[16];
+    dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+    self->ballot = is_small ? gather(over, digest, tensor, from)
+                            : dlb_ballot_new(over, digest, tensor, 0, NULL);
+    self->settled = !is_small ? settled_copy : by_rows ? settled_rows : settled_gather;
+    if (self->ballot == NULL)
+        return -1;
+    size_t part = by_rows ? row_bytes(over, from) : from->nbytes;
+    if (!is_small && over->is_direct &&
+        add_copies(self, over, kind, from, gets_result, part) < 0)
+        return -1;
+    return 1;
+}
+
+static int begin_copy(call *self, const quick *of, dlb_peers *over, dlb_copy_kind kind,
+                      PyObject *const *args) { /* x, out, key */
+    uint8_t digest[16];
+    source from;
+    if (!find_digest(of, args[2], digest) || !may_copy(over))
+        return 0;
+    int begun = take_source(of, args[0], (size_t)(INT_MAX / over->size), &from);
+    if (begun <= 0)
+        return begun;
+    keep_arguments(self, args, 2);
+    begun = begin_gathering(self, of, over, kind, digest, &from, args[1]);
     drop_source(&from);
-    return result;
+    return begun;
 }
 
-static PyObject *quick_allgather(const caller *by, dlb_peers *over,
-                                 PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
-    const copies how = {"allgather", "MPI_Iallgather", over->mpi.iallgather, false};
-    return copy(by, over, &how, args);
+static int begin_allgather(call *self, const quick *of, dlb_peers *over,
+                           PyObject *const *args) {
+    return begin_copy(self, of, over, DLB_ALLGATHER, args);
 }
 
-static PyObject *quick_alltoall(const caller *by, dlb_peers *over,
-                                PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
-    const copies how = {"alltoall", "MPI_Ialltoall", over->mpi.ialltoall, true};
-    return copy(by, over, &how, args);
+static int begin_alltoall(call *self, const quick *of, dlb_peers *over,
+                          PyObject *const *args) {
+    return begin_copy(self, of, over, DLB_ALLTOALL, args);
 }
 
-static PyObject *quick_barrier(const caller *by, dlb_peers *over, PyObject *const *args,
-                               Py_ssize_t Py_UNUSED(count)) {
-    uint8_t call[16];
-    if (!find_digest(by->self, args[0], call))
-        return decline();
-    dlb_ballot *ballot = dlb_ballot_new(over, call, NULL, 0, NULL);
-    if (ballot == NULL)
-        return NULL;
-    PyObject *result = NULL;
-    int agreed = settle(ballot, 0);
-    if (agreed == 0)
-        result = resume(by, "barrier", ballot, args, 0);
-    else if (agreed > 0)
-        result = Py_NewRef(Py_None);
-    Py_DECREF(ballot);
-    return result;
+/* The digest of a call with a root, and that; -1: declined, perhaps with an exception.
+ */
+static int find_root(const quick *self, PyObject *name, PyObject *root,
+                     uint8_t digest[16]) {
+    PyObject *key = PyLong_CheckExact(root) ? PyTuple_Pack(2, name, root) : NULL;
+    bool is_known = key != NULL && find_digest(self, key, digest);
+    Py_XDECREF(key);
+    return is_known ? (int)PyLong_AsLong(root) : -1; /* it is known, so it exists */
+}
+
+static int begin_gather(call *self, const quick *of, dlb_peers *over,
+                        PyObject *const *args) { /* x, root, out, key */
+    uint8_t digest[16];
+    source from;
+    self->root = find_root(of, args[3], args[1], digest);
+    if (self->root < 0 || !may_copy(over))
+        return 0;
+    int begun = take_source(of, args[0], (size_t)(INT_MAX / over->size), &from);
+    if (begun <= 0)
+        return begun;
+    keep_arguments(self, args, 3);
+    begun = begin_gathering(self, of, over, DLB_GATHER, digest, &from,
+                            self->root == over->rank ? args[2] : NULL);
+    drop_source(&from);
+    return begun;
+}
+
+/* ---- barrier ---- */
+
+static int settled_barrier(call *self) {
+    self->result = Py_NewRef(Py_None);
+    return 1;
+}
+
+static int begin_barrier(call *self, const quick *of, dlb_peers *over,
+                         PyObject *const *args) { /* key */
+    uint8_t digest[16];
+    if (!find_digest(of, args[0], digest))
+        return 0;
+    self->settled = settled_barrier;
+    self->ballot = dlb_ballot_new(over, digest, NULL, 0, NULL);
+    return self->ballot == NULL ? -1 : 1;
 }
 
 /* ---- what a tensor is, as messages say it: Kind.pack in values.py ---- */
@@ -1304,7 +1465,7 @@ static bool read_kind(const char *data, size_t size, announced *out) {
     return out->nbytes > 0;
 }
 
-/* ---- bcast ---- */
+/* ---- bcast and scatter: the root says what comes ---- */
 
 static PyObject *find_converter(PyObject *name) {
     if (!PyUnicode_CheckExact(name) || dlb.converters == NULL)
@@ -1342,219 +1503,162 @@ static dlb_ballot *announce(dlb_peers *over, const uint8_t *call, const source *
     return ballot;
 }
 
-/* Have MPI send what is large, as all have agreed: `view` is the memory, `target` the
- * Tensor of it, but on the root. 0: Python goes on, with what is under way; -1. */
-static int bcast_by_mpi(dlb_peers *over, const dlb_view *view, PyObject *target,
-                        size_t nbytes, int root, PyObject **under_way) {
-    dlb_collective *made = dlb_collective_bcast(
-        over, view->buffer, (char *)view->dl.data + view->dl.byte_offset, target,
-        nbytes, root);
-    if (made == NULL)
+/* What the root says: false, where Python goes on. Contents come with it, or follow. */
+static bool read_announced(const call *self, announced *said) {
+    dlb_ballot *ballot = self->ballot;
+    return read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), said) &&
+           dlb_ballot_is_of(ballot, said->dtype, said->ndim, said->shape) &&
+           said->nbytes <= INT_MAX &&
+           said->come == (said->nbytes <= DLB_COPIED_MOST ? said->nbytes : 0);
+}
+
+/* Receive what is too large for the ballot. */
+static int receive_copies(call *self, dlb_copy_kind kind) {
+    dlb_peers *over = dlb_ballot_over(self->ballot);
+    if (self->copies == NULL &&
+        (!over->is_direct ||
+         add_copies(self, over, kind, NULL, true, self->nbytes) < 0)) {
+        PyErr_Clear();
+        Py_CLEAR(self->copies);
+        return ODD; /* Python says why, or has MPI send it */
+    }
+    return begin_copying(self, self->nbytes);
+}
+
+static int settled_bcast(call *self) {
+    announced said;
+    if (self->instead != NULL) { /* on the root */
+        if (self->copies != NULL)
+            return begin_copying(self, self->nbytes);
+        self->result = Py_NewRef(self->instead);
+        return self->nbytes > DLB_COPIED_MOST ? ODD : 1;
+    }
+    if (!read_announced(self, &said))
+        return ODD;
+    describe_result(self, said.dtype, said.ndim, said.shape);
+    return said.come > 0 ? finish_with(self, said.contents)
+                         : receive_copies(self, DLB_BCAST);
+}
+
+/* The root's part of a bcast or a scatter, or that of another rank; `tensor` is the
+ * digest of what that expects, or NULL. */
+static int say_what_comes(call *self, dlb_peers *over, const uint8_t digest[16],
+                          const uint8_t *tensor, const source *from,
+                          dlb_copy_kind kind) {
+    bool is_root = self->root == over->rank;
+    self->ballot = is_root ? announce(over, digest, from)
+                           : dlb_ballot_new(over, digest, tensor, 0, &ROOT);
+    if (self->ballot == NULL)
         return -1;
-    Py_SETREF(*under_way, (PyObject *)made);
-    return wait_shortly(advance_collective, made, nbytes);
+    if (is_root && from->nbytes > DLB_COPIED_MOST && over->is_direct) {
+        bool has_rows = kind == DLB_SCATTER;
+        size_t part = has_rows ? row_bytes(over, from) : from->nbytes;
+        return add_copies(self, over, kind, from, has_rows, part) < 0 ? -1 : 1;
+    }
+    return 1;
 }
 
-/* What another rank than the root gets, as the ballot says; 0: Python goes on. */
-static int take_bcast(dlb_peers *over, PyObject *converter, int root,
-                      PyObject **under_way, PyObject **result) {
-    dlb_ballot *ballot = (dlb_ballot *)*under_way;
-    announced said;
-    if (!read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), &said) ||
-        !dlb_ballot_is_of(ballot, said.dtype, said.ndim, said.shape))
+static int begin_bcast(call *self, const quick *of, dlb_peers *over,
+                       PyObject *const *args) { /* x, root, to */
+    uint8_t digest[16], tensor[16];
+    source from;
+    if (!PyLong_CheckExact(args[1]) || !find_digest(of, args[1], digest) ||
+        !may_copy(over))
         return 0;
-    if (said.come == said.nbytes) {
-        *result = make_result(converter, said.dtype, said.ndim, said.shape,
-                              said.contents, said.nbytes);
-        return *result == NULL ? -1 : 1;
+    self->root = (int)PyLong_AsLong(args[1]); /* it is known, so it exists */
+    bool is_root = self->root == over->rank, has_source = args[0] != Py_None;
+    int begun = has_source ? take_source(of, args[0], INT_MAX, &from) : !is_root;
+    if (begun <= 0)
+        return begun;
+    keep_arguments(self, args, 3);
+    self->converter = has_source ? Py_NewRef(from.converter) : find_converter(args[2]);
+    self->settled = settled_bcast;
+    if (has_source) {
+        const DLTensor *dl = &from.view.dl;
+        dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     }
-    dlb_view view = {.buffer = NULL};
-    PyObject *target = NULL;
-    if (said.come == 0 && said.nbytes > DLB_COPIED_MOST && said.nbytes <= INT_MAX)
-        target = make_target(said.dtype, said.ndim, said.shape, NULL, NULL, &view);
-    int done = 0;
-    if (target != NULL)
-        done = bcast_by_mpi(over, &view, target, said.nbytes, root, under_way);
-    if (done > 0) {
-        dlb_buffer_retain(view.buffer);
-        *result = give(converter, &view);
+    if (is_root) {
+        self->instead = args[0];
+        self->nbytes = from.nbytes;
     }
-    if (view.buffer != NULL)
-        dlb_buffer_drop(view.buffer);
-    Py_XDECREF(target);
-    return done > 0 && *result == NULL ? -1 : done;
-}
-
-static PyObject *quick_bcast(const caller *by, dlb_peers *over, PyObject *const *args,
-                             Py_ssize_t count) { /* x, root, to */
-    uint8_t call[16];
-    if (!PyLong_CheckExact(args[1]) || !find_digest(by->self, args[1], call) ||
-        atomic_load(&over->turns) > 0)
-        return decline();
-    int root = (int)PyLong_AsLong(args[1]); /* it is known, so it exists */
-    bool is_root = root == over->rank, has_source = args[0] != Py_None;
-    source from;
-    if (has_source ? take_source(by->self, args[0], INT_MAX, &from) <= 0 : is_root)
-        return decline();
-    PyObject *converter =
-        has_source ? Py_NewRef(from.converter) : find_converter(args[2]);
-    dlb_ballot *ballot = NULL;
-    PyObject *result = NULL;
-    if (converter != NULL && is_root)
-        ballot = announce(over, call, &from);
-    else if (converter != NULL) {
-        uint8_t tensor[16];
-        if (has_source)
-            dlb_kind_digest(from.view.dl.dtype, from.view.dl.ndim, from.view.dl.shape,
-                            tensor);
-        ballot = dlb_ballot_new(over, call, has_source ? tensor : NULL, 0, &ROOT);
-    }
-    if (ballot == NULL) {
-        result = decline();
-        goto done;
-    }
-    PyObject *under_way = (PyObject *)ballot;
-    int done = settle(ballot, 0);
-    if (done > 0 && !is_root)
-        done = take_bcast(over, converter, root, &under_way, &result);
-    else if (done > 0 && from.nbytes > DLB_COPIED_MOST)
-        done = bcast_by_mpi(over, &from.view, Py_None, from.nbytes, root, &under_way);
-    if (done > 0 && is_root)
-        result = Py_NewRef(args[0]);
-    else if (done == 0)
-        result = resume(by, "bcast", under_way, args, count);
-    Py_DECREF(under_way);
-done:
-    Py_XDECREF(converter);
+    begun = self->converter == NULL
+                ? 0
+                : say_what_comes(self, over, digest, has_source ? tensor : NULL, &from,
+                                 DLB_BCAST);
     if (has_source)
         drop_source(&from);
-    return result;
+    return begun;
 }
 
-/* ---- gather and scatter of small tensors, which travel with the ballot ---- */
-
-/* The digest of a call with a root, and that; -1: declined, perhaps with an exception.
- */
-static int find_root(const quick *self, PyObject *name, PyObject *root,
-                     uint8_t digest[16]) {
-    PyObject *key = PyLong_CheckExact(root) ? PyTuple_Pack(2, name, root) : NULL;
-    bool is_known = key != NULL && find_digest(self, key, digest);
-    Py_XDECREF(key);
-    return is_known ? (int)PyLong_AsLong(root) : -1; /* it is known, so it exists */
-}
-
-/* The shape of `dl` below a first dimension of the number of ranks; returns how many
- * dimensions that are. */
-static int32_t stacked(const dlb_peers *over, const DLTensor *dl, int64_t *shape) {
-    shape[0] = over->size;
-    if (dl->ndim > 0) /* else it may be NULL */
-        memcpy(shape + 1, dl->shape, (size_t)dl->ndim * sizeof *shape);
-    return dl->ndim + 1;
-}
-
-static PyObject *quick_gather(const caller *by, dlb_peers *over, PyObject *const *args,
-                              Py_ssize_t Py_UNUSED(count)) { /* x, root, out, key */
-    uint8_t call[16];
-    source from;
-    int root = find_root(by->self, args[3], args[1], call);
-    size_t most = DLB_COPIED_MOST / (size_t)over->size;
-    if (root < 0 || take_source(by->self, args[0], most, &from) <= 0)
-        return decline();
-    const DLTensor *dl = &from.view.dl;
-    int64_t shape[MOST_DIMENSIONS];
-    int32_t ndim = stacked(over, dl, shape);
-    destination to = {.out = Py_None};
-    PyObject *result = NULL;
-    dlb_ballot *ballot = NULL;
-    if (root != over->rank || open_out(by->self, args[2], dl, ndim, shape, &to) > 0)
-        ballot = gather(over, call, &from);
-    else
-        to.out = Py_None; /* it was not opened */
-    int agreed = ballot == NULL ? -1 : settle(ballot, 0);
-    if (ballot == NULL)
-        result = decline();
-    else if (agreed == 0)
-        result = resume(by, "gather", ballot, args, 3);
-    else if (agreed > 0 && root != over->rank)
-        result = Py_NewRef(Py_None);
-    else if (agreed > 0 && to.out != Py_None)
-        result = fill_out(&to, dlb_ballot_payload(ballot));
-    else if (agreed > 0)
-        result = make_result(from.converter, dl->dtype, ndim, shape,
-                             dlb_ballot_payload(ballot), dlb_ballot_size(ballot));
-    Py_XDECREF(ballot);
-    close_out(&to);
-    drop_source(&from);
-    return result;
-}
-
-/* The row of this rank, of what the root sent along; NULL: with an exception, or Python
- * goes on. */
-static PyObject *take_row(const dlb_peers *over, PyObject *converter,
-                          const destination *to, dlb_ballot *ballot) {
+static int settled_scatter(call *self) {
+    const dlb_peers *over = dlb_ballot_over(self->ballot);
     announced said;
-    if (!read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), &said) ||
-        !dlb_ballot_is_of(ballot, said.dtype, said.ndim, said.shape) ||
-        said.come != said.nbytes || said.ndim < 1 || said.shape[0] != over->size)
-        return NULL;
-    size_t part = said.nbytes / (size_t)over->size;
-    const char *row = said.contents + part * (size_t)over->rank;
-    if (to->out != Py_None) /* all have agreed on its shape */
-        return fill_out(to, row);
-    return make_result(converter, said.dtype, said.ndim - 1, said.shape + 1, row, part);
+    if (!read_announced(self, &said) || said.ndim < 1 || said.shape[0] != over->size)
+        return ODD;
+    describe_result(self, said.dtype, said.ndim - 1, said.shape + 1);
+    return said.come > 0
+               ? finish_with(self, said.contents + self->nbytes * (size_t)over->rank)
+               : receive_copies(self, DLB_SCATTER);
 }
 
-static PyObject *
-quick_scatter(const caller *by, dlb_peers *over, PyObject *const *args,
-              Py_ssize_t Py_UNUSED(count)) { /* x, root, to, out, key */
-    uint8_t call[16], tensor[16];
-    int root = find_root(by->self, args[4], args[1], call);
-    bool is_root = root == over->rank, has_source = args[0] != Py_None;
+/* Where the row of this rank goes, and what it knows of the whole, into `shape`: how
+ * many dimensions; 0: nothing, or with `declined` set. */
+static int32_t open_row(call *self, const quick *of, const dlb_peers *over,
+                        const source *from, PyObject *out, int64_t *shape,
+                        int *opened) {
+    destination to;
+    const DLTensor *dl;
+    *opened = 1;
+    if (from != NULL) {
+        dl = &from->view.dl;
+        if (row_bytes(over, from) == 0) {
+            *opened = 0;
+            return 0;
+        }
+        describe_result(self, dl->dtype, dl->ndim - 1, dl->shape + 1);
+        *opened = open_result(self, of, out);
+    } else if (out != Py_None) {
+        if ((*opened = take_out(of, out, &to.into)) <= 0)
+            return 0;
+        dl = &to.into.view.dl;
+        describe_result(self, dl->dtype, dl->ndim, dl->shape);
+        drop_source(&to.into);
+        *opened = open_result(self, of, out);
+    } else
+        return 0;
+    shape[0] = over->size;
+    if (self->ndim > 0)
+        memcpy(shape + 1, self->shape, (size_t)self->ndim * sizeof *shape);
+    return self->ndim + 1;
+}
+
+static int begin_scatter(call *self, const quick *of, dlb_peers *over,
+                         PyObject *const *args) { /* x, root, to, out, key */
+    uint8_t digest[16], tensor[16];
     source from;
-    destination to = {.out = Py_None};
-    if (root < 0 || atomic_load(&over->turns) > 0 ||
-        (has_source ? take_source(by->self, args[0], INT_MAX, &from) <= 0 : is_root))
-        return decline();
-    PyObject *converter =
-        has_source ? Py_NewRef(from.converter) : find_converter(args[2]);
-    PyObject *result = NULL;
-    dlb_ballot *ballot = NULL;
-    int taken = converter != NULL && (!has_source || row_bytes(over, &from) > 0);
-    if (taken > 0 && args[3] != Py_None)
-        taken = has_source
-                    ? open_out(by->self, args[3], &from.view.dl, from.view.dl.ndim - 1,
-                               from.view.dl.shape + 1, &to)
-                    : take_out(by->self, args[3], &to.into);
-    if (taken > 0)
-        to.out = args[3];
-    else
-        to.out = Py_None; /* it was not opened */
-    if (has_source)
-        dlb_kind_digest(from.view.dl.dtype, from.view.dl.ndim, from.view.dl.shape,
-                        tensor);
-    else if (to.out != Py_None) {
-        int64_t shape[MOST_DIMENSIONS];
-        int32_t ndim = stacked(over, &to.into.view.dl, shape);
-        dlb_kind_digest(to.into.view.dl.dtype, ndim, shape, tensor);
-    }
-    if (taken > 0 && is_root && from.nbytes <= DLB_COPIED_MOST)
-        ballot = announce(over, call, &from);
-    else if (taken > 0 && !is_root)
-        ballot = dlb_ballot_new(
-            over, call, has_source || to.out != Py_None ? tensor : NULL, 0, &ROOT);
-    int agreed = ballot == NULL ? -1 : settle(ballot, 0);
-    if (ballot == NULL)
-        result = decline();
-    else if (agreed > 0)
-        result = take_row(over, converter, &to, ballot);
-    if (result == NULL && ballot != NULL && agreed >= 0 && !PyErr_Occurred())
-        result = resume(by, "scatter", ballot, args, 4);
-    Py_XDECREF(ballot);
-    Py_XDECREF(converter);
-    close_out(&to);
+    self->root = find_root(of, args[4], args[1], digest);
+    if (self->root < 0 || !may_copy(over))
+        return 0;
+    bool is_root = self->root == over->rank, has_source = args[0] != Py_None;
+    int begun = has_source ? take_source(of, args[0], INT_MAX, &from) : !is_root;
+    if (begun <= 0)
+        return begun;
+    keep_arguments(self, args, 4);
+    self->converter = has_source ? Py_NewRef(from.converter) : find_converter(args[2]);
+    self->settled = settled_scatter;
+    int64_t shape[MOST_DIMENSIONS + 1];
+    int32_t ndim =
+        open_row(self, of, over, has_source ? &from : NULL, args[3], shape, &begun);
+    if (ndim > 0)
+        dlb_kind_digest(self->dtype, ndim, shape, tensor);
+    if (begun > 0)
+        begun = self->converter == NULL
+                    ? 0
+                    : say_what_comes(self, over, digest, ndim > 0 ? tensor : NULL,
+                                     &from, DLB_SCATTER);
     if (has_source)
         drop_source(&from);
-    return result;
+    return begun;
 }
 
 /* ---- messages, as messages.py writes them ---- */
@@ -1789,7 +1893,7 @@ done:
     return result;
 }
 
-/* ---- Begun: a message that is not waited for yet ---- */
+/* ---- Begun: a call that is not waited for yet ---- */
 
 /* What a Request stands for. C advances it until it is over, or somebody waits long for
  * it, or it is out of the ordinary: then it is Python's, an Operation. All of them are
@@ -1797,7 +1901,9 @@ done:
 typedef struct begun {
     PyObject_HEAD
     quick *of;           /* that began it; NULL: Python did */
-    posted *message;     /* under way; NULL: it is over, or Python's */
+    const char *name;    /* of the call, as the user made it */
+    posted *message;     /* under way, or */
+    call *call;          /* a collective; neither: it is over, or Python's */
     PyObject *given[4];  /* with which Python goes on; of a send, three are NULL */
     PyObject *converter; /* of a new array that is received; or */
     dlb_tensor *into;    /* the memory of `out`, which is given[3] */
@@ -1834,28 +1940,47 @@ static void take_out_of_list(begun *self) {
     under_way.count--;
 }
 
-/* Nothing more is to be done for it here. What is listed has a message. */
+/* Whether C goes on with it. */
+static bool is_here(const begun *self) {
+    return self->message != NULL || self->call != NULL;
+}
+
+/* Between these processes. */
+static dlb_peers *peers_of(const begun *self) {
+    return self->message != NULL ? self->message->over
+                                 : dlb_ballot_over(self->call->ballot);
+}
+
+static void drop_call(begun *self) {
+    if (self->call != NULL) {
+        clear_call(self->call);
+        PyMem_Free(self->call);
+        self->call = NULL;
+    }
+}
+
+/* Nothing more is to be done for it here. What is listed is under way. */
 static void retire(begun *self) {
     bool was_listed = self->is_listed;
     self->is_listed = false;
     if (was_listed)
         take_out_of_list(self);
     Py_CLEAR(self->message);
+    drop_call(self);
     if (was_listed)
         Py_DECREF(self); /* not the last one: the caller has it */
-}
-
-/* As the user called it. */
-static const char *call_name(const begun *self) {
-    return self->given[1] == NULL ? "isend" : "irecv";
 }
 
 /* Have Python go on with it: what that has begun belongs to it from then on. */
 static PyObject *pass_on_to_python(PyObject *object, PyObject *Py_UNUSED(none)) {
     begun *self = (begun *)object;
-    Py_ssize_t count = self->message->is_receive ? 4 : 1;
-    PyObject *request =
-        go_on(self->of, call_name(self), (PyObject *)self->message, self->given, count);
+    PyObject *const *given = self->call == NULL ? self->given : self->call->given;
+    PyObject *is_under_way =
+        self->call == NULL ? (PyObject *)self->message : under_way_of(self->call);
+    Py_ssize_t count = self->call != NULL          ? self->call->count
+                       : self->message->is_receive ? 4
+                                                   : 1;
+    PyObject *request = go_on(self->of, self->name, is_under_way, given, count);
     if (request == NULL)
         return NULL;
     if (PyObject_TypeCheck(request, &dlb_BegunType))
@@ -1863,7 +1988,7 @@ static PyObject *pass_on_to_python(PyObject *object, PyObject *Py_UNUSED(none)) 
     Py_DECREF(request);
     if (self->operation == NULL)
         return PyErr_Format(PyExc_TypeError, "%s: a request of Python is required",
-                            call_name(self));
+                            self->name);
     retire(self);
     return Py_NewRef(Py_None);
 }
@@ -1885,16 +2010,16 @@ static int pass_on(begun *self) {
  * never waits for this one; 1 also where it is over by then. In a forked child that
  * thread is not there, and Python refuses. */
 static int hand_over(begun *self) {
-    if (self->message == NULL)
+    if (!is_here(self))
         return 1;
-    dlb_peers *over = (dlb_peers *)Py_NewRef(self->message->over);
+    dlb_peers *over = (dlb_peers *)Py_NewRef(peers_of(self));
     while (self->is_busy && dlb_is_member(over)) {
         Py_BEGIN_ALLOW_THREADS;
         nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
         Py_END_ALLOW_THREADS;
     }
     Py_DECREF(over);
-    if (self->message == NULL)
+    if (!is_here(self))
         return 1;
     self->is_busy = true;
     int done = pass_on(self);
@@ -1906,8 +2031,9 @@ static int hand_over(begun *self) {
  * raised another one meanwhile. */
 static int keep_error(begun *self) {
     self->error = dlb_take_exception();
-    PyObject *given[2] = {PyUnicode_FromString(call_name(self)),
-                          PyLong_FromLong(self->message->peer)};
+    PyObject *given[2] = {
+        PyUnicode_FromString(self->name),
+        PyLong_FromLong(self->call != NULL ? -1 : self->message->peer)};
     PyObject *explained = NULL;
     if (given[0] != NULL && given[1] != NULL)
         explained = go_on(self->of, "explain", self->error, given, 2);
@@ -1917,8 +2043,6 @@ static int keep_error(begun *self) {
         Py_SETREF(self->error, explained);
     return dlb_clear_error(); /* else it stays what it was */
 }
-
-enum { ODD = 2 }; /* what Python looks at */
 
 /* The array that large contents have come into. */
 static int finish_contents(begun *self) {
@@ -1963,8 +2087,20 @@ static int open_message(begun *self) {
     return post_contents(message, buffer, data, said.nbytes, number);
 }
 
+static int step_call(begun *self) {
+    int done;
+    do
+        done = advance_call(self->call);
+    while (done == NEXT);
+    if (done == 1)
+        self->result = Py_NewRef(self->call->result);
+    return done;
+}
+
 static int step(begun *self) {
     posted *message = self->message;
+    if (message == NULL)
+        return step_call(self);
     int done = advance_posted(message);
     if (done > 0 && message->is_receive && message->buffer == NULL) {
         if ((done = open_message(self)) != 0)
@@ -1982,7 +2118,7 @@ static int step(begun *self) {
  * handler of a signal has raised an exception. */
 static int advance_begun(void *object) {
     begun *self = object;
-    if (self->message == NULL)
+    if (!is_here(self))
         return 1;
     if (self->is_busy) /* another thread is in there */
         return 0;
@@ -2018,23 +2154,35 @@ static int advance_some(Py_ssize_t count) {
 /* Whether C may go on with it, which is under way; that also advances others, after
  * which it may be over. 0: Python has it now; -1. */
 static int may_go_on(begun *self) {
-    if (is_open(self->of, self->message->over))
+    if (is_open(self->of, peers_of(self)))
         return 1;
     return PyErr_Occurred() || hand_over(self) < 0 ? -1 : 0;
+}
+
+/* The same, for a wait: other ranks may wait for another collective first. */
+static int advance_for_wait(void *object) {
+    begun *self = object;
+    int done = advance_begun(self);
+    bool is_one_of_many = self->call != NULL && under_way.first != under_way.last;
+    return done == 0 && is_one_of_many ? advance_some(1) : done;
 }
 
 /* Whether it is over; 0: Python waits for it; -1. `waits`: for a short while. */
 static int finish(begun *self, bool waits) {
     int done = 1;
-    if (self->message != NULL)
-        done = waits ? wait_shortly(advance_begun, self, self->message->nbytes)
-                     : advance_begun(self);
-    if (done == 0 && self->message != NULL)
+    if (is_here(self)) {
+        size_t nbytes =
+            self->call != NULL ? self->call->awaited : self->message->nbytes;
+        done =
+            waits ? wait_shortly(advance_for_wait, self, nbytes) : advance_begun(self);
+    }
+    if (done == 0 && is_here(self))
         done = hand_over(self);
     return done < 0 ? -1 : self->operation == NULL;
 }
 
-static begun *new_begun(quick *of, PyObject *const *given, Py_ssize_t count) {
+static begun *new_begun(quick *of, const char *name, PyObject *const *given,
+                        Py_ssize_t count) {
     PyTypeObject *type = (PyTypeObject *)of->request;
     if (!PyType_Check(of->request) || !PyType_IsSubtype(type, &dlb_BegunType))
         return NULL;
@@ -2042,6 +2190,7 @@ static begun *new_begun(quick *of, PyObject *const *given, Py_ssize_t count) {
     if (self == NULL)
         return NULL;
     self->of = (quick *)Py_NewRef(of);
+    self->name = name;
     self->source = self->tag = -1;
     for (Py_ssize_t i = 0; i < count; i++)
         self->given[i] = Py_NewRef(given[i]);
@@ -2057,7 +2206,7 @@ static PyObject *started(begun *self) {
 
 static PyObject *quick_isend(const caller *by, dlb_peers *over, PyObject *const *args,
                              Py_ssize_t Py_UNUSED(count)) { /* x, dest, tag */
-    begun *made = new_begun((quick *)by->self, args + 1, 1);
+    begun *made = new_begun((quick *)by->self, "isend", args + 1, 1);
     if (made == NULL || (made->message = begin_send(by->self, over, args)) == NULL) {
         Py_XDECREF(made);
         return decline();
@@ -2073,7 +2222,7 @@ static PyObject *quick_irecv(const caller *by, dlb_peers *over, PyObject *const 
     receiver to;
     if (open_receiver(by->self, over, args[0], args[1], args[3], &to) <= 0)
         return decline();
-    begun *made = new_begun((quick *)by->self, args, count);
+    begun *made = new_begun((quick *)by->self, "irecv", args, count);
     if (made != NULL && args[3] != Py_None) {
         dlb_buffer_retain(to.into.view.buffer);
         made->into = (dlb_tensor *)dlb_tensor_new(dlb.tensor_type, &to.into.view);
@@ -2090,6 +2239,70 @@ static PyObject *quick_irecv(const caller *by, dlb_peers *over, PyObject *const 
         return NULL;
     }
     return started(made);
+}
+
+/* Begin a collective: what the ranks say of it is on its way then. MPI's are begun in
+ * the order of calls, which Python knows. */
+static PyObject *begin_call(const caller *by, dlb_peers *over, const char *name,
+                            beginning begin, PyObject *const *args) {
+    if (!over->is_direct)
+        return decline();
+    begun *made = new_begun((quick *)by->self, name, NULL, 0);
+    call *begins = made == NULL ? NULL : PyMem_Malloc(sizeof *begins);
+    if (begins == NULL) {
+        PyErr_Clear(); /* Python reports it to all ranks */
+        Py_XDECREF(made);
+        return decline();
+    }
+    init_call(begins, name + 1); /* without the i */
+    if (begin_or_decline(begins, begin, by->self, over, args) == 0) {
+        PyMem_Free(begins);
+        Py_DECREF(made);
+        return decline();
+    }
+    made->call = begins;
+    int gone = advance_begun(made);
+    if (gone < 0) { /* it is begun all the same */
+        if (made->call != NULL)
+            Py_DECREF(started(made));
+        else
+            Py_DECREF(made);
+        return NULL;
+    }
+    return gone == 0 ? started(made) : (PyObject *)made;
+}
+
+#define COLLECTIVE(name)                                                               \
+    static PyObject *quick_##name(const caller *by, dlb_peers *over,                   \
+                                  PyObject *const *args,                               \
+                                  Py_ssize_t Py_UNUSED(count)) {                       \
+        return make_call(by, over, #name, begin_##name, args);                         \
+    }                                                                                  \
+    static PyObject *quick_i##name(const caller *by, dlb_peers *over,                  \
+                                   PyObject *const *args,                              \
+                                   Py_ssize_t Py_UNUSED(count)) {                      \
+        return begin_call(by, over, "i" #name, begin_##name, args);                    \
+    }
+COLLECTIVE(reduce)
+COLLECTIVE(reduce_scatter)
+COLLECTIVE(allgather)
+COLLECTIVE(alltoall)
+COLLECTIVE(bcast)
+COLLECTIVE(gather)
+COLLECTIVE(scatter)
+COLLECTIVE(barrier)
+#undef COLLECTIVE
+
+static PyObject *quick_allreduce(const caller *by, dlb_peers *over,
+                                 PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
+    if (may_be_tree(args[0]) && PyUnicode_CheckExact(args[1]))
+        return reduce_tree(by, over, args);
+    return make_call(by, over, "allreduce", begin_allreduce, args);
+}
+
+static PyObject *quick_iallreduce(const caller *by, dlb_peers *over,
+                                  PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
+    return begin_call(by, over, "iallreduce", begin_allreduce, args);
 }
 
 static PyObject *make_begun(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -2128,6 +2341,7 @@ static void dealloc_begun(PyObject *object) {
     PyObject_GC_UnTrack(object);
     clear_begun(object);
     Py_CLEAR(self->message);
+    drop_call(self);
     Py_XDECREF(self->converter);
     Py_XDECREF(self->into);
     for (int i = 0; i < 4; i++)
@@ -2139,7 +2353,7 @@ static void dealloc_begun(PyObject *object) {
 static PyObject *begun_finish(PyObject *object, PyObject *waits) {
     int done;
     DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
-    done = ((begun *)object)->message == NULL ? 1 : may_go_on((begun *)object);
+    done = is_here((begun *)object) ? may_go_on((begun *)object) : 1;
     if (done >= 0)
         done = finish((begun *)object, waits == Py_True);
     DLB_END_EXCLUSIVE();
@@ -2147,10 +2361,10 @@ static PyObject *begun_finish(PyObject *object, PyObject *waits) {
 }
 
 static PyObject *look(begun *self) {
-    if (self->message != NULL && (may_go_on(self) < 0 || advance_begun(self) < 0))
+    if (is_here(self) && (may_go_on(self) < 0 || advance_begun(self) < 0))
         return NULL;
     return self->operation != NULL ? Py_NewRef(Py_None)
-                                   : PyBool_FromLong(self->message == NULL);
+                                   : PyBool_FromLong(!is_here(self));
 }
 
 static PyObject *begun_look(PyObject *object, PyObject *Py_UNUSED(none)) {
@@ -2162,7 +2376,7 @@ static PyObject *begun_look(PyObject *object, PyObject *Py_UNUSED(none)) {
 }
 
 static PyObject *take_back(begun *self) {
-    if (self->message != NULL && may_go_on(self) < 0)
+    if (is_here(self) && may_go_on(self) < 0)
         return NULL;
     if (self->operation != NULL)
         return Py_NewRef(Py_None);
@@ -2197,7 +2411,7 @@ static PyObject *get_operation(PyObject *object, void *Py_UNUSED(closure)) {
     begun *self = (begun *)object;
     int done = 0;
     DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
-    if (self->message != NULL)
+    if (is_here(self))
         done = hand_over(self);
     DLB_END_EXCLUSIVE();
     return done < 0 ? NULL
@@ -2211,7 +2425,7 @@ static PyObject *get_is_begun(PyObject *object, void *Py_UNUSED(closure)) {
 static PyObject *get_is_over(PyObject *object, void *Py_UNUSED(closure)) {
     begun *self = (begun *)object;
     return self->operation != NULL ? PyObject_GetAttrString(self->operation, "done")
-                                   : PyBool_FromLong(self->message == NULL);
+                                   : PyBool_FromLong(!is_here(self));
 }
 
 static PyObject *get_has_failed(PyObject *object, void *Py_UNUSED(closure)) {
@@ -2241,7 +2455,7 @@ static PyObject *get_tag(PyObject *object, void *Py_UNUSED(closure)) {
 static PyObject *get_call(PyObject *object, void *Py_UNUSED(closure)) {
     begun *self = (begun *)object;
     return self->operation != NULL ? PyObject_GetAttrString(self->operation, "call")
-                                   : PyUnicode_FromString(call_name(self));
+                                   : PyUnicode_FromString(self->name);
 }
 
 static PyMethodDef begun_methods[] = {
@@ -2294,7 +2508,7 @@ static PyObject *is_begun_over(PyObject *Py_UNUSED(module), PyObject *over) {
     bool found = false;
     DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
     for (begun *each = under_way.first; each != NULL && !found; each = each->next)
-        found = (PyObject *)each->message->over == over;
+        found = (PyObject *)peers_of(each) == over;
     DLB_END_EXCLUSIVE();
     return PyBool_FromLong(found);
 }
@@ -2316,7 +2530,7 @@ static Py_ssize_t finish_from(PyObject *requests, Py_ssize_t start) {
         if (self == NULL)
             return -1;
         int done = 1;
-        if (self->message != NULL && !is_known)
+        if (is_here(self) && !is_known)
             is_known = (done = may_go_on(self)) > 0;
         if (done >= 0)
             done = finish(self, true);
@@ -2349,7 +2563,7 @@ static PyObject *outcomes(PyObject *Py_UNUSED(module), PyObject *requests) {
         begun *self = request_at(requests, i);
         PyObject *result = NULL;
         if (self != NULL)
-            result = self->message == NULL && self->operation == NULL
+            result = !is_here(self) && self->operation == NULL
                          ? begun_outcome((PyObject *)self, NULL)
                          : PyObject_CallMethod((PyObject *)self, "wait", NULL);
         if (result == NULL || PyList_Append(made, result) < 0)
@@ -2363,10 +2577,10 @@ static PyObject *outcomes(PyObject *Py_UNUSED(module), PyObject *requests) {
 PyMethodDef dlb_begun_functions[] = {
     {"advance_begun", advance_begun_of_all, METH_O,
      "advance_begun($module, count, /)\n--\n\n"
-     "Advance so many messages that C has begun; return whether some are under way."},
+     "Advance so many calls that C has begun; return whether some are under way."},
     {"is_begun_over", is_begun_over, METH_O,
      "is_begun_over($module, peers, /)\n--\n\n"
-     "Return whether a message that C has begun is under way between these peers."},
+     "Return whether a call that C has begun is under way between these peers."},
     {"outcomes", outcomes, METH_O,
      "outcomes($module, requests, /)\n--\n\n"
      "Return the results of requests, or raise the error of the first that failed."},
@@ -2402,6 +2616,15 @@ OPEN(bcast, 3)
 OPEN(gather, 4)
 OPEN(scatter, 5)
 OPEN(barrier, 1)
+OPEN(iallreduce, 3)
+OPEN(ireduce, 3)
+OPEN(ireduce_scatter, 4)
+OPEN(iallgather, 3)
+OPEN(ialltoall, 3)
+OPEN(ibcast, 3)
+OPEN(igather, 4)
+OPEN(iscatter, 5)
+OPEN(ibarrier, 1)
 OPEN(send, 3)
 OPEN(isend, 3)
 OPEN(recv, 4)
@@ -2423,6 +2646,15 @@ static PyMethodDef quick_methods[] = {
     CALL(gather, "x, root, out, key, timeout=None"),
     CALL(scatter, "x, root, to, out, key, timeout=None"),
     CALL(barrier, "key, timeout=None"),
+    CALL(iallreduce, "x, op, out"),
+    CALL(ireduce, "x, op, root"),
+    CALL(ireduce_scatter, "x, op, out, key"),
+    CALL(iallgather, "x, out, key"),
+    CALL(ialltoall, "x, out, key"),
+    CALL(ibcast, "x, root, to"),
+    CALL(igather, "x, root, out, key"),
+    CALL(iscatter, "x, root, to, out, key"),
+    CALL(ibarrier, "key"),
     CALL(send, "x, dest, tag, timeout=None"),
     CALL(isend, "x, dest, tag"),
     CALL(recv, "source, tag, to, out, timeout=None"),

@@ -777,6 +777,12 @@ int dlb_tree_ballot_advance(dlb_tree_ballot *self) {
     return done;
 }
 
+dlb_ballot *dlb_ballot_of(PyObject *object) {
+    if (Py_TYPE(object) == &dlb_TreeBallotType)
+        return ((dlb_tree_ballot *)object)->ballot;
+    return Py_TYPE(object) == &dlb_BallotType ? (dlb_ballot *)object : NULL;
+}
+
 bool dlb_tree_ballot_agreed(const dlb_tree_ballot *self) {
     return dlb_ballot_agreed(self->ballot);
 }
