@@ -138,8 +138,8 @@ static inline const double *dlb_get_floats(const void *context, int index,
 /* The tensors of a list, one behind the other, and into `count`, which may be NULL, how
  * many there are. `index` counts the tensor arguments and results of the schema, each
  * list once: in "f(a: f32[n], xs: f32[n][]) -> f32[n]", 0 is a, 1 is xs, 2 the result.
- * An argument that is not a list is one tensor. `tensors` are those that the kernel was
- * called with.
+ * An argument that is not a list is one tensor, and an optional result ("? if save")
+ * one or none. `tensors` are those that the kernel was called with.
  */
 static inline DLTensor *dlb_get_tensors(const void *context, DLTensor *tensors,
                                         int index, int64_t *count) {

@@ -319,7 +319,8 @@ class call {
     }
 
     /* The tensors of a list; arguments and results count in the order of the schema,
-     * each list once; an argument that is not a list is one tensor: tensors(place)[0].
+     * each list once; an argument that is not a list is one tensor: tensors(place)[0],
+     * and an optional result one or none.
      * All other functions count all tensors in a row, each of a list as one. */
     list<DLTensor> tensors(int place) const {
         bool knows_lists = context_->size >= offsetof(dlb_context, count_count) + 8 &&

@@ -84,7 +84,9 @@ def _parameters(schema: Schema, framework: str) -> str:
 
 
 def _type(part: Parameter | Result, tensor: str) -> str:
-    return tensor if part.many is None else f"list[{tensor}]"
+    if isinstance(part, Result) and part.condition:
+        return f"{tensor} | None"
+    return f"list[{tensor}]" if part.is_list else tensor
 
 
 def _parameter(part: Parameter, tensor: str) -> str:

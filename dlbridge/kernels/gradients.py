@@ -126,7 +126,7 @@ class Derivative:
                 found[names[name]] = one
             return found
         several = list(value) if isinstance(value, tuple | list) else [value]
-        if len(names) == 1 and parts[wanted[0]].many is not None and not _holds_list(several):
+        if len(names) == 1 and _kind(parts[wanted[0]]) == _LIST and not _holds_list(several):
             several = [value]
         if len(several) != len(names):
             plural = "" if len(names) == 1 else "s"
@@ -181,11 +181,14 @@ class Derivative:
         )
 
 
+_LIST = "list of tensors"
+
+
 def _kind(part: Parameter | Result) -> str:
     """Return what kind of value a rule gets for an argument or a result."""
     if isinstance(part, Parameter) and not part.is_tensor:
         return part.kind
-    return "tensor" if part.many is None else "list of tensors"
+    return _LIST if part.is_list else "tensor"
 
 
 def _holds_list(values: Sequence[Any]) -> bool:

@@ -167,7 +167,8 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
 
     Raises:
         ArgumentError: there is anything else, or a kernel that no model can have: it has no
-            schema, a list of tensors, an argument that is a dtype, or a result whose size it says.
+            schema, a list of tensors or an optional result, an argument that is a dtype, or a
+            result whose size it says.
     """
     if isinstance(given, Library):
         given = given.kernels.values()
@@ -181,8 +182,9 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
             )
         if kernel.schema.has_lists:
             raise ArgumentError(
-                f"{call}: {kernel.name}: it has a list of tensors, and operators of ONNX Runtime "
-                "here have none; pass a kernel whose arguments are one tensor each"
+                f"{call}: {kernel.name}: it has a list of tensors or an optional result, and "
+                "operators of ONNX Runtime here have none; pass a kernel whose arguments and "
+                "results are one tensor each"
             )
         if kernel.schema.counts:
             raise ArgumentError(

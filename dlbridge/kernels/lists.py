@@ -9,6 +9,10 @@ other: no framework knows lists, but for torch, whose operator takes `Tensor[]`.
 A kernel in C gets all tensors in a row, and asks `dlb_get_tensors` where a list begins. Functions
 of Python get lists, and so do C functions with a signature, as arrays of addresses. A vjp or a jvp
 gets and returns lists.
+
+An optional result, `mean: f32[n]? if save`, is such a list, of one tensor or of none: so there is a
+kernel with it and one without. What callers, functions of Python and rules see is the tensor or
+None.
 """
 
 from __future__ import annotations
@@ -26,7 +30,16 @@ from dlbridge.kernels import binding, gradients
 from dlbridge.kernels.gradients import Automatic, Derivative, Jvp, Rule, Vjp
 from dlbridge.kernels.kinds import Function, read_signature
 from dlbridge.kernels.kinds.raw import raw_caller
-from dlbridge.kernels.schema import Flat, Schema, flatten, gather, join_parts, lengths_of, spread
+from dlbridge.kernels.schema import (
+    Flat,
+    Schema,
+    conditions_of,
+    flatten,
+    gather,
+    join_parts,
+    lengths_of,
+    spread,
+)
 
 if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
@@ -49,7 +62,8 @@ class Lists:
         # Of calls that C makes by itself: the kernel, and the lengths of its results.
         self._direct: dict[tuple[int, ...], tuple[Kernel, tuple[int, ...]]] = {}
         by_position = [part for part in self.schema.parameters if not part.keyword_only]
-        if all(part.keyword_only is False for part in self.schema.tensors):
+        self._is_optional = self.schema.has_optional_results
+        if not self._is_optional and not any(part.keyword_only for part in self.schema.tensors):
             whole.serve_lists(tuple([part.many is not None for part in by_position]), self._direct)
 
     @property
@@ -70,20 +84,24 @@ class Lists:
             for part in self.schema.tensors
             if part.many is not None
         ]
+        lengths += [1 for result in self.schema.results if result.condition]
         kernel = self.kernel(tuple(lengths))
         gradients.make_vjp(kernel)
         gradients.make_jvp(kernel)
 
-    def serving(self, tensors: Sequence[Any]) -> Kernel:
-        """Return the kernel for the lists of a call, whose tensors are as `arrange` sorts them.
+    def serving(self, tensors: Sequence[Any], scalars: Sequence[Any]) -> Kernel:
+        """Return the kernel for the lists of a call, whose arguments are as `arrange` sorts them.
 
         Raises:
             ArgumentError: lists of other lengths than the schema says; or as `kernel`.
+            UnsupportedTypeError: what decides about a result is not known yet.
         """
         lengths = tuple([len(each) for each, is_list in zip(tensors, self._are_lists) if is_list])  # noqa: B905
+        if self._is_optional:
+            lengths = (*lengths, *map(int, conditions_of(self.schema, tensors, scalars)))
         found = self._kernels.get(lengths)  # which fitted before
         if found is None or lengths not in self._direct:
-            found = self.kernel(lengths_of(self.schema, tensors))
+            found = self.kernel(lengths_of(self.schema, tensors, scalars))
             self._serve_directly(found)
         return found
 
@@ -144,7 +162,7 @@ class Lists:
         """
         schema = self.schema
         arguments = schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
-        kernel = self.serving(arguments.tensors)
+        kernel = self.serving(arguments.tensors, arguments.scalars)
         flat = kernel.flat
         assert flat is not None
         tensors = spread(arguments.tensors, flat.counts)
@@ -181,6 +199,12 @@ class Lists:
 
 def _spread_out(flat: Flat, out: Sequence[Any]) -> list[Any]:
     for part, value, count in zip(flat.whole.results, out, flat.results, strict=True):
+        if part.condition and len(value) != count:
+            expected = "None" if value else "a tensor"
+            raise ArgumentError(
+                f"{flat.whole.qualified}: out: expected {expected} for {part.name!r}, as "
+                f"{part.condition} says"
+            )
         if count is not None and len(value) != count:
             raise ArgumentError(
                 f"{flat.whole.qualified}: out: expected {count} tensors for {part.name!r}, got "
@@ -189,18 +213,31 @@ def _spread_out(flat: Flat, out: Sequence[Any]) -> list[Any]:
     return spread(out, flat.results)
 
 
-def group_results(flat: Flat, found: Any, is_functional: bool = False) -> Any:
+def group_results(
+    flat: Flat, found: Any, is_functional: bool = False, *, lists: bool = False
+) -> Any:
     """Return the results of a call as the schema with lists has them.
 
     Args:
         flat: of the kernel that was called.
         found: what it returned: nothing, a tensor, or a tuple of them.
         is_functional: whether arguments that are written come back after the results.
+        lists: whether optional results are lists, of one tensor or of none.
     """
     counts = (*flat.results, *(flat.written if is_functional else ()))
     several = _several(found, sum([1 if count is None else count for count in counts]))
     grouped = gather(several, counts)
+    if not lists:
+        grouped[: len(flat.results)] = unwrap(flat.whole, grouped[: len(flat.results)])
     return tuple(grouped) if len(grouped) > 1 else (grouped[0] if grouped else None)
+
+
+def unwrap(schema: Schema, results: Sequence[Any]) -> list[Any]:
+    """Return results, of which the optional ones are lists, with tensors or None for them."""
+    return [
+        (value[0] if len(value) else None) if result.condition else value
+        for result, value in zip(schema.results, results)  # noqa: B905  (see bind._assign)
+    ]
 
 
 def _several(found: Any, count: int) -> list[Any]:
@@ -278,8 +315,11 @@ def _needs_out(signature: Signature | None, flat: Flat) -> bool:
 
 
 def _spread_results(flat: Flat, several: Sequence[Any]) -> Iterator[Any]:
-    for value, count in zip(several, flat.results, strict=True):
-        if count is not None and isinstance(value, (tuple, list)):
+    for part, value, count in zip(flat.whole.results, several, flat.results, strict=True):
+        if part.condition:
+            if count:
+                yield value
+        elif count is not None and isinstance(value, (tuple, list)):
             yield from value
         else:
             yield value
@@ -312,12 +352,26 @@ def _flat_rule(whole: Derivative, flat: Flat) -> Rule:
         for each in ([name] if group is None else group)
     ]
     counts = [None if group is None else len(group) for group in groups]
+    optional = _optional_values(flat)
 
     def call(*values: Any) -> dict[str, Any]:
         given = dict(zip(whole.rule.names, gather(values, counts), strict=True))
+        for name in optional.intersection(given):
+            given[name] = given[name][0] if given[name] else None
         return _spread_derivatives(whole, flat, whole.rule(given))
 
     return Rule(tuple(names), len(names), call)
+
+
+def _optional_values(flat: Flat) -> frozenset[str]:
+    """Return what a rule may ask for that is an optional result, or the cotangent of one."""
+    optional = [result.name for result in flat.whole.results if result.condition]
+    cotangents = [
+        name
+        for name, place in gradients.cotangent_names(flat.whole).items()
+        if flat.whole.results[place].condition
+    ]
+    return frozenset([*optional, *cotangents])
 
 
 def _values_of(flat: Flat) -> dict[str, list[str] | None]:
@@ -343,6 +397,9 @@ def _spread_derivatives(whole: Derivative, flat: Flat, value: Any) -> dict[str, 
     for part, count, given in zip(parts, counts, whole.collect(value), strict=True):
         names = flat.names[part.name]
         if given is None:
+            continue
+        if not part.is_list and names is not None:
+            found |= dict.fromkeys(names, given)
             continue
         if count is None or names is None:
             found[part.name] = given
@@ -382,8 +439,10 @@ def refuse_functions(functions: Mapping[str, Function], schema: Schema) -> None:
         takes = function.abi == "dltensors" or function.framework is not None or function.is_raw
         if name is None or (takes and not function.is_gpu):
             continue
+        listed = next(part for part in parts if part.name == name)
+        kind = "a list of tensors" if listed.is_list else "an optional result"
         what = "abi='pointers'" if function.abi == "pointers" else function.kind
         raise ArgumentError(
-            f"wrap: {schema.qualified}: {name!r} is a list of tensors, which {what} cannot be "
+            f"wrap: {schema.qualified}: {name!r} is {kind}, which {what} cannot be "
             "given; abi='dltensors', a C signature for the CPU and functions of Python can"
         )

@@ -6,6 +6,7 @@ what one framework can do to a function: trace it, differentiate it, make it a b
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -299,7 +300,12 @@ def _check_skip(skip: Iterable[str]) -> frozenset[str]:
     left_out = frozenset([skip] if isinstance(skip, str) else skip)
     known = frameworks.names()
     for name in frameworks.names():
-        checks = [*CHECKS, *LIST_CHECKS, *(MEMORY_CHECKS if name in WITH_MEMORY else ())]
+        checks = [
+            *CHECKS,
+            *LIST_CHECKS,
+            *OPTIONAL_CHECKS,
+            *(MEMORY_CHECKS if name in WITH_MEMORY else ()),
+        ]
         checks += OWN_CHECKS.get(name, ())
         known += [part for check in checks for part in (check, f"{name}.{check}")]
     for each in left_out:
@@ -328,7 +334,10 @@ def _check_in(subject: Subject, left_out: frozenset[str]) -> list[CheckRow]:
         return [CheckRow(name, "all", "skipped", refused)]
     subject = fitting
     checks = CHECKS | (MEMORY_CHECKS if name in WITH_MEMORY else {})
-    checks |= LIST_CHECKS if subject.recipe.flat is not None else {}
+    schema = subject.recipe.kernel.schema
+    assert schema is not None
+    checks |= LIST_CHECKS if any(part.is_list for part in schema.tensors) else {}
+    checks |= OPTIONAL_CHECKS if schema.has_optional_results else {}
     working = _working(name)
     own = _own_module(name)
     checks |= {each: getattr(own, f"check_{each}") for each in OWN_CHECKS.get(name, ())}
@@ -441,6 +450,25 @@ def check_lists(subject: Subject) -> None:
         sample.compare(got, f"with lists of {length}, ")
     if not done:
         raise Inapplicable("lists have one length only")
+
+
+def check_optional(subject: Subject) -> None:
+    """Each choice of the bools that decide whether a result is there."""
+    schema = subject.recipe.kernel.schema
+    assert schema is not None
+    names = dict.fromkeys(part.condition for part in schema.results if part.condition)
+    flags = [name for name in names if schema.by_name[name].kind == "bool"]
+    if not flags:
+        raise Inapplicable("arguments that may be None decide which results there are")
+    for values in itertools.product((False, True), repeat=len(flags)):
+        chosen = dict(zip(flags, values, strict=True))
+        recipe = subject.recipe._replace(scalars={**subject.recipe.scalars, **chosen}).with_lists()
+        sample = samples.make_sample(recipe, subject.sample.dtypes)
+        got = subject._replace(recipe=recipe).outputs(
+            sample.function(subject.call), sample.given(subject.framework)
+        )
+        words = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        sample.compare(got, f"with {words}, ")
 
 
 def check_threads(subject: Subject) -> None:
@@ -567,6 +595,7 @@ CHECKS: dict[str, Check] = {
     "threads": check_threads,
 }
 LIST_CHECKS: dict[str, Check] = {"lists": check_lists}  # where the schema has lists of tensors
+OPTIONAL_CHECKS: dict[str, Check] = {"optional": check_optional}  # where it has optional results
 # Where memory can be laid out as one likes, and looked at.
 MEMORY_CHECKS: dict[str, Check] = {"layouts": check_layouts, "out": check_out}
 # Each is `check_<name>` in "<framework>_checks", which is imported with the framework.

@@ -79,9 +79,10 @@ class Recipe(NamedTuple):
                 own = self.sizes.get(str(part.many.value), own)
                 lists.append([None] * self.sizes.get(part.name, own))
         left = iter(lists)
-        tensors = [None if part.many is None else next(left) for part in schema.tensors]
+        tensors = [True if part.many is None else next(left) for part in schema.tensors]
+        scalars = [self.scalars.get(part.name, part.default) for part in schema.scalars]
         try:
-            flat = flatten(schema, lengths_of(schema, tensors))
+            flat = flatten(schema, lengths_of(schema, tensors, scalars))
         except ArgumentError as error:
             raise ImpossibleError(f"check_kernel: {error}") from error
         return self._replace(schema=flat.schema, flat=flat)
@@ -162,7 +163,12 @@ def several(value: Any) -> list[Any]:
         return []
     if not isinstance(value, tuple | list):
         return [value]
-    return [each for one in value for each in (one if isinstance(one, tuple | list) else [one])]
+    return [
+        each
+        for one in value
+        if one is not None  # an optional result
+        for each in (one if isinstance(one, tuple | list) else [one])
+    ]
 
 
 # ---- making them ---------------------------------------------------------------------------------

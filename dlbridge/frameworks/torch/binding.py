@@ -41,6 +41,7 @@ from dlbridge.kernels.schema import (
     Arguments,
     Described,
     Schema,
+    conditions_of,
     described,
     refusal,
     refuse_scalar,
@@ -285,6 +286,7 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
     made = operator(kernel)
     schema, default, out_overload = made.schema, made.default, made.out
     shorter, take = made.shorter, made.take
+    is_optional = schema.has_optional_results
     may_lack = [(place, part.name) for place, part in enumerate(schema.tensors)
                 if part.optional and part.mutated]  # fmt: skip
 
@@ -297,11 +299,30 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
                 return shorter[lacks](*values, **named)
         values, named = made.pack(arguments.tensors, arguments.scalars, arguments.out or ())
         if arguments.out is None:
-            return take(default(*values, **named))
+            found = take(default(*values, **named))
+            return _unwrap(schema, arguments, found) if is_optional else found
         out_overload(*values, **named)
-        return tuple(arguments.out) if len(arguments.out) > 1 else arguments.out[0]
+        out = arguments.out
+        if is_optional:
+            return _unwrap(schema, arguments, out)
+        return tuple(out) if len(out) > 1 else out[0]
 
     return call
+
+
+def _unwrap(schema: Schema, arguments: Arguments, results: Any) -> Any:
+    """Return results as calls have them: for an optional one, a list, its tensor or None.
+
+    Also of a proxy, whose length nobody knows.
+    """
+    left = iter(conditions_of(schema, arguments.tensors, arguments.scalars))
+    found: list[Any] = []
+    for place, result in enumerate(schema.results):
+        value = results[place]
+        if result.condition:
+            value = value[0] if next(left) else None
+        found.append(value)
+    return tuple(found) if len(found) > 1 else found[0]
 
 
 def substitute(function: Callable[..., Any], kernel: Kernel) -> None:
@@ -409,6 +430,7 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
     function = next(iter(kernel.functions.values())).callable
     takes_out = _special(function, schema, "out") is not None
     separate = kernel.overlap != "allow"
+    is_optional = schema.has_optional_results
     casts = _own_casts(kernel)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -423,15 +445,22 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
     def call(arguments: Arguments) -> Any:
         out = arguments.out
         if out is not None and takes_out:
-            given = {"out": out[0] if len(out) == 1 else tuple(out)}
-            _call_with(function, schema, arguments, given)
-            return _unpack(out)
+            rooms = _unwrap(schema, arguments, out) if is_optional else _unpack(out)
+            _call_with(function, schema, arguments, {"out": rooms})
+            return rooms
         results = _several(_call_with(function, schema, arguments, {}), schema)
         if separate:
             row = _row(arguments.tensors)
             results = [_apart(each, row) for each in results]
-        for destination, result in zip(_row(out or ()), _row(results)):  # noqa: B905  (see bind._assign)
+        if is_optional:  # what nobody asked for, the function may have made all the same
+            wanted = iter(conditions_of(schema, arguments.tensors, arguments.scalars))
+            results = [each if not part.condition or next(wanted) else None
+                       for part, each in zip(schema.results, results)]  # noqa: B905  # fmt: skip
+        there = [each for each in _row(results) if each is not None]
+        for destination, result in zip(_row(out or ()), there):  # noqa: B905  (see bind._assign)
             destination.copy_(result)
+        if out is not None and is_optional:
+            return _unwrap(schema, arguments, out)
         return _unpack(results if out is None else out)
 
     return run
@@ -459,6 +488,8 @@ def _row(values: Iterable[Any]) -> list[Any]:
 
 def _apart(result: Any, given: list[Any]) -> Any:
     """Return a result, or a list of them, as tensors that are none of those given."""
+    if result is None:  # an optional one
+        return None
     if isinstance(result, (list, tuple)):
         return [_apart(each, given) for each in result]
     return result.clone() if any(result is each for each in given) else result

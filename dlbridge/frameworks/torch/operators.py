@@ -289,7 +289,7 @@ class FlatOperator(Operator):
         return spread(tensors, self.flat.counts), scalars, row
 
     def give(self, found: Any) -> Any:
-        return group_results(self.flat, found)
+        return group_results(self.flat, found, lists=True)
 
     def take(self, found: Any) -> Any:
         counts = self.flat.results
@@ -459,8 +459,8 @@ def current(key: str, is_out: bool, args: Any, kwargs: Any) -> tuple[Operator, K
     made = operator(kernel)
     if kernel.lists is None:
         return made, kernel
-    tensors, _, _ = made.unpack(is_out, args, kwargs)
-    served = kernel.lists.serving(tensors)
+    tensors, scalars, _ = made.unpack(is_out, args, kwargs)
+    served = kernel.lists.serving(tensors, scalars)
     return operator(served), served
 
 

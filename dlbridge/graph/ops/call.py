@@ -318,8 +318,9 @@ def _call_kernel(
     schema = kernel.schema
     if schema.has_lists:
         raise ArgumentError(
-            f"call: {schema.qualified} has a list of tensors, which operations of a graph cannot "
-            "pass; wrap a kernel whose arguments are one tensor each"
+            f"call: {schema.qualified} has a list of tensors or an optional result, which "
+            "operations of a graph cannot pass; wrap a kernel whose arguments and results are one "
+            "tensor each"
         )
     if schema.counts:
         raise ArgumentError(

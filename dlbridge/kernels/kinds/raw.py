@@ -194,7 +194,7 @@ def _reader(schema: Schema, parameter: CParameter) -> Reader:
         if scalar.kind in LIST_KINDS and name == count_name(scalar.name):
             return _count_reader(schema, parameter, scalar.name)
     for place, part in enumerate(parts):
-        if part.many is not None and name in (count_name(part.name), part.many.value):
+        if part.many and part.is_list and name in (count_name(part.name), part.many.value):
             return _length_reader(schema, parameter, place)
     if name == "stream":
         if parameter.type is not ffi.typeof("void *"):
@@ -203,7 +203,7 @@ def _reader(schema: Schema, parameter: CParameter) -> Reader:
     if name in schema.names or name in schema.packs:
         return _extent_reader(schema, parameter)
     known = [part.name for part in (*parts, *schema.scalars)]
-    lists = [part for part in parts if part.many is not None]
+    lists = [part for part in parts if part.is_list]
     known += [count_name(part.name) for part in lists]
     known += [str(part.many.value) for part in lists if part.many and part.many.kind == "name"]
     extents = [*schema.names, *(pack for pack in schema.packs if pack != "...")]
@@ -218,11 +218,11 @@ def _tensor_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
     written = part.name in schema.written
     item = parameter.type.item if parameter.is_pointer else None
     is_const = parameter.is_const
-    if part.many is not None:
+    if part.is_list:
         item = item.item if item is not None and item.kind == "pointer" else None
         is_const = bool(_CONST.search(parameter.text.partition("*")[0]))
     if item is None:
-        what = "a pointer: it is a tensor" if part.many is None else (
+        what = "a pointer: it is a tensor" if not part.is_list else (
             "a pointer to pointers, as in 'const float *const *': it is a list of tensors"
         )  # fmt: skip
         raise _refuse(schema, f"{parameter.text} {part.name}", f"must be {what}")
@@ -252,7 +252,7 @@ def _tensor_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
         call.kept.append(array)
         return ffi.cast(parameter.type, array)
 
-    return read if part.many is None else read_list
+    return read_list if part.is_list else read
 
 
 def _scalar_reader(schema: Schema, parameter: CParameter, kind: str, optional: bool) -> Reader:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dlbridge.kernels.schema.bind import negative, outside, refusal, refuse_scalar, type_name, unfit
-from dlbridge.kernels.schema.flat import Flat, element, flatten, gather, lengths_of, spread
+from dlbridge.kernels.schema.flat import (
+    Flat,
+    conditions_of,
+    element,
+    flatten,
+    gather,
+    lengths_of,
+    spread,
+)
 from dlbridge.kernels.schema.model import (
     Schema,
     cotangent_name,
@@ -48,6 +56,7 @@ __all__ = [
     "Part",
     "Result",
     "Schema",
+    "conditions_of",
     "cotangent_name",
     "described",
     "dtype_key",

@@ -172,11 +172,15 @@ def _to_tensors(schema: Schema, name: str, value: Any) -> list[Any]:
 
 def _read_out(schema: Schema, out: Any) -> list[Any]:
     count = len(schema.results)
-    if count == 1 and schema.results[0].many is not None:
+    if count == 1 and schema.results[0].is_list:
         return [_to_tensors(schema, "out", out)]
     if schema.has_lists and isinstance(out, _SEVERAL) and len(out) == count:
         return [
-            each if part.many is None else _to_tensors(schema, f"out[{place}]", each)
+            each
+            if part.many is None
+            else _optional(each)
+            if part.condition
+            else _to_tensors(schema, f"out[{place}]", each)
             for place, (part, each) in enumerate(zip(schema.results, out, strict=True))
         ]
     if not isinstance(out, _SEVERAL):
@@ -190,6 +194,11 @@ def _read_out(schema: Schema, out: Any) -> list[Any]:
             refusal(schema.qualified, "out", several(count), f"{kind} ({held})")
         )
     return list(out)
+
+
+def _optional(value: Any) -> list[Any]:
+    """Return an optional result as a list of one tensor or of none."""
+    return [] if value is None else [value]
 
 
 # ---- scalars -----------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
     mylib::add(xs: f32[n][k], ys: f32[?m][]) -> f32[n][k]      with two xs and one of ys is
     mylib::add(xs[0]: f32[n], xs[1]: f32[n], ys[0]: f32[m[0]]) -> (out[0]: f32[n], out[1]: f32[n])
 
+An optional result, `mean: f32[n]? if save`, is a list of one tensor or of none, which has its own
+name. Calls have the tensor or None where lists are lists.
+
 Everything that frameworks do with a call, they do with such a flat one: allocation, checks, traces,
 derivatives, batches. What is grouped in lists is grouped here, and nowhere else.
 """
@@ -12,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dlbridge.errors import ArgumentError
-from dlbridge.kernels.schema.bind import refusal
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.kernels.schema.bind import refusal, type_name
 from dlbridge.kernels.schema.model import Schema, find_flaw
 from dlbridge.kernels.schema.parts import (
     EACH,
@@ -34,7 +37,7 @@ class Flat(NamedTuple):
     Attributes:
         whole: the schema with lists.
         schema: the one without.
-        lengths: of the arguments that are lists, in order.
+        lengths: of the arguments that are lists, in order; then of the results that are optional.
         counts: of each tensor argument of `whole`, how many tensors it is; None without a list.
         results: the same of its results.
         written: the same of the arguments that are written in place.
@@ -60,9 +63,14 @@ class Flat(NamedTuple):
         parts = join_parts(self.whole.tensors, self.whole.results)
         counts = (*self.counts, *self.results)
         return {
-            part.name: None if count is None else [element(part.name, at) for at in range(count)]
+            part.name: None if count is None else [_name(part, at) for at in range(count)]
             for part, count in zip(parts, counts, strict=True)
         }
+
+
+def _name(part: Part, place: int) -> str:
+    """Return what a tensor of a list, or an optional result, is called."""
+    return element(part.name, place) if part.is_list else part.name
 
 
 def element(name: str, place: int) -> str:
@@ -97,11 +105,51 @@ def gather(values: Iterable[Any], counts: Sequence[int | None]) -> list[Any]:
     return [next(left) if count is None else [next(left) for _ in range(count)] for count in counts]
 
 
-def lengths_of(schema: Schema, tensors: Sequence[Any]) -> tuple[int, ...]:
-    """Return the lengths of the lists of a call, whose tensors are as `arrange` sorts them.
+def conditions_of(
+    schema: Schema, tensors: Sequence[Any], scalars: Sequence[Any]
+) -> tuple[bool, ...]:
+    """Return, for each optional result of a call, whether it is there.
+
+    Raises:
+        UnsupportedTypeError: what decides is no bool, but a value that is not known yet.
+    """
+    if not schema.has_optional_results:
+        return ()
+    given = {
+        **dict(zip([part.name for part in schema.tensors], tensors)),  # noqa: B905  (see bind._assign)
+        **dict(zip([part.name for part in schema.scalars], scalars)),  # noqa: B905
+    }
+    found = []
+    for result in schema.results:
+        if not result.condition:
+            continue
+        value = given[result.condition]
+        if schema.by_name[result.condition].optional:
+            found.append(value is not None)
+        elif type(value) is bool:
+            found.append(value)
+        else:
+            raise _refuse_condition(schema, result, value)
+    return tuple(found)
+
+
+def _refuse_condition(schema: Schema, result: Result, value: Any) -> UnsupportedTypeError:
+    hint = (
+        f"it decides whether {result.name!r} is a result, so that compilers must know it: make it "
+        "static, as in jax.jit(f, static_argnames=...), or a constant of the program"
+    )
+    text = refusal(schema.qualified, result.condition, "bool", type_name(value), hint)
+    return UnsupportedTypeError(text)
+
+
+def lengths_of(
+    schema: Schema, tensors: Sequence[Any], scalars: Sequence[Any] = ()
+) -> tuple[int, ...]:
+    """Return the lengths of the lists of a call, whose arguments are as `arrange` sorts them.
 
     Raises:
         ArgumentError: a list is longer or shorter than the schema says.
+        UnsupportedTypeError: as `conditions_of`.
     """
     lengths = []
     known: dict[str, tuple[str, int]] = {}
@@ -118,7 +166,7 @@ def lengths_of(schema: Schema, tensors: Sequence[Any]) -> tuple[int, ...]:
         if part.many.kind == "constant" and part.many.value != count:
             text = f"a list of {part.many}"
             raise ArgumentError(refusal(schema.qualified, part.name, text, f"one of {count}"))
-    return tuple(lengths)
+    return *lengths, *map(int, conditions_of(schema, tensors, scalars))
 
 
 def _shared_lengths(part: Part) -> Iterator[str]:
@@ -146,7 +194,11 @@ def flatten(schema: Schema, lengths: Sequence[int]) -> Flat:
             known |= dict.fromkeys(_shared_lengths(part), count)
     results = tuple(
         [
-            None if part.many is None else _result_length(schema, part, known)
+            None
+            if part.many is None
+            else next(left)
+            if part.condition
+            else _result_length(schema, part, known)
             for part in schema.results
         ]
     )
@@ -217,7 +269,7 @@ def _elements(part: Any, count: int | None, constants: dict[str, int]) -> list[A
         return [part._replace(dims=tuple([_rename(dim, constants, 0) for dim in part.dims]))]
     return [
         part._replace(
-            name=element(part.name, at),
+            name=_name(part, at),
             dims=tuple([_rename(dim, constants, at) for dim in part.dims]),
             many=None,
         )

@@ -413,6 +413,11 @@ class Schema:
         """
         return _make_vjp(self, name)
 
+    @property
+    def has_optional_results(self) -> bool:
+        """Whether an argument decides if a result is there; see `flat.conditions_of`."""
+        return any(result.condition for result in self.results)
+
     # ---- a value -------------------------------------------------------------------------------
 
     def _set(self, field: str, value: object) -> None:
@@ -489,8 +494,8 @@ def find_flaw(
         *[
             check(*parts)
             for check in (
-                _check_order, _check_values, _check_lists, _check_many, _check_sizes,
-                _check_dtypes, _check_extents, _check_bound,
+                _check_order, _check_values, _check_lists, _check_many, _check_optional,
+                _check_sizes, _check_dtypes, _check_extents, _check_bound,
             )
         ],
         _check_limits(*parts, elements),
@@ -713,7 +718,7 @@ def _check_many(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) 
     each = {name for part in parameters for name in _own_names(part)}
     for index, part in enumerate(join_parts(parameters, results)):
         own = _own_names(part)
-        if part.many is None:
+        if part.many is None or not part.is_list:
             if own:
                 text = f"'?' marks what each tensor of a list has, and {part.name!r} is not a list"
                 yield Flaw(f"{own[0]!r}: {text}", index)
@@ -733,6 +738,26 @@ def _check_many(parameters: tuple[Parameter, ...], results: tuple[Result, ...]) 
                 "the length of one name, as in f32[n][k]",
                 index,
             )
+
+
+def _check_optional(
+    parameters: tuple[Parameter, ...], results: tuple[Result, ...]
+) -> Iterator[Flaw]:
+    """What decides whether a result is there is known before the call, and one always is."""
+    by_name = {part.name: part for part in parameters}
+    for index, result in enumerate(results, len(parameters)):
+        if not result.condition:
+            continue
+        part = by_name.get(result.condition)
+        if part is None or part.optional == (part.kind == "bool"):
+            got = "no argument" if part is None else f"{part.name}: {part.type_text}"
+            yield Flaw(
+                f"{result.name!r} is there if {result.condition!r}, which must be a bool, or an "
+                f"argument that may be None; it is {got}",
+                index,
+            )
+    if results and all(result.condition for result in results):
+        yield Flaw("one result must always be there", len(parameters))
 
 
 def _own_names(part: Part) -> list[str]:
@@ -790,6 +815,8 @@ def _check_extents(
                 yield Flaw(f"{name!r} is what the kernel says, and has another meaning", index)
             elif name in counts[name].names:
                 yield Flaw(f"{name!r} is its own bound", index)
+            elif isinstance(part, Result) and part.condition:
+                yield Flaw(f"{part.name!r} is optional, and cannot have '{dim}'", index)
             elif part.many is not None:
                 yield Flaw(f"{part.name!r} is a list, whose tensors cannot have '{dim}'", index)
             elif place > 0:
@@ -906,7 +933,8 @@ def _make_vjp(schema: Schema, name: str | None) -> Schema:
             "tensor",
             result.dtype,
             tuple([_as_argument(dim) for dim in result.dims]),
-            many=result.many,
+            optional=bool(result.condition),
+            many=result.many if result.is_list else None,
         )
         for result in schema.results
         if result.dtype.may_be_floating
@@ -1266,7 +1294,7 @@ def signature(schema: Schema) -> Signature:
     if schema.results and not schema.counts:
         kind = "tuple"
         if len(schema.results) == 1:
-            kind = "tensor" if schema.results[0].many is None else "list"
+            kind = "list" if schema.results[0].is_list else "tensor"
         items.append(Item("out", Item.KEYWORD_ONLY, default=None, annotation=f"{kind}?"))
     types = [result.type_text for result in schema.results]
     returns = types[0] if len(types) == 1 else f"({', '.join(types)})" if types else None
@@ -1327,7 +1355,7 @@ def _scalar(parameter: Parameter) -> str:
 
 
 def _out(schema: Schema) -> str:
-    if len(schema.results) == 1 and schema.results[0].many is not None:
+    if len(schema.results) == 1 and schema.results[0].is_list:
         return "out: a list of tensors to write the results into, and to return."
     if len(schema.results) == 1:
         return "out: a tensor to write the result into, of the same framework, and to return."
@@ -1343,6 +1371,8 @@ def _result(schema: Schema, result: Result) -> str:
             f"{result.name}: {words}, where the kernel says {counted.value}; a view of new memory "
             "of the caller's framework, which has room for the bound."
         )
+    if result.condition:
+        words += f"; or None, as {result.condition} says"
     return f"{result.name}: {words}; new memory of the caller's framework, or `out`."
 
 
@@ -1351,8 +1381,8 @@ def _tensor(schema: Schema, part: Part) -> str:
     dims = ", ".join(map(str, part.dims))
     shape = f"of shape [{dims}]" if dims else "without dimensions"
     words = [f"{_dtype(part.dtype)} {shape}"]
-    if part.many is not None:
-        count = "" if part.many.kind == "any" else f"{part.many} "
+    if part.is_list:
+        count = f"{part.many} " if part.many and part.many.kind != "any" else ""
         kind = "list or tuple" if isinstance(part, Parameter) else "list"
         words = [f"{kind} of {count}tensors, each a {words[0]}"]
     if part.dtype.only is None:

@@ -10,8 +10,9 @@
     sum       = product {("+" | "-") product}
     product   = operand {("*" | "//") operand}
     operand   = ["?"] NAME | INTEGER | "(" sum ")"
-    results   = tensor | "(" [result {"," result} [","]] ")"
-    result    = [NAME ":"] tensor
+    results   = optional | "(" [result {"," result} [","]] ")"
+    result    = [NAME ":"] optional
+    optional  = tensor ["?" "if" NAME]
     default   = "None" | "True" | "False" | number | STRING | dtype | "[" [number {"," number}] "]"
     number    = ["-"] (NUMBER | "inf" | "nan")
 
@@ -576,7 +577,7 @@ class Parser:
         found: list[tuple[str, Type]] = []
         if not reader.accept("("):
             self.places.append(reader.next)
-            found.append(("", self._tensor()))
+            found.append(("", self._optional(self._tensor())))
         else:
             while not reader.accept(")"):
                 self.places.append(reader.next)
@@ -584,7 +585,7 @@ class Parser:
                 if reader.peek(1).text == ":":
                     name = reader.expect_name("a result's name").text
                     reader.advance()
-                found.append((name, self._tensor()))
+                found.append((name, self._optional(self._tensor())))
                 self._end_item(")")
         known = {dim.value: dim for _, of in found for dim in of[1] if dim.kind == "counted"}
         return tuple(
@@ -593,6 +594,20 @@ class Parser:
                 for index, (name, (dtype, dims, many)) in enumerate(found)
             ]
         )
+
+    def _optional(self, found: Type) -> Type:
+        """Return the type of a result with what decides whether it is there, if that follows."""
+        reader = self.reader
+        mark = reader.next
+        if not reader.accept("?"):
+            return found
+        dtype, dims, many = found
+        if many is not None:
+            reader.refuse("a list of tensors, which may be empty, is no optional result", mark)
+        if reader.next.text != "if":
+            reader.refuse_next("'if' and the argument that decides, as in f32[n]? if save")
+        reader.advance()
+        return dtype, dims, Dim("if", reader.expect_name("an argument's name").text)
 
 
 def _resolve(dims: tuple[Dim, ...], known: dict[int | str, Dim]) -> tuple[Dim, ...]:

@@ -62,10 +62,11 @@ class Dim(NamedTuple):
     Attributes:
         kind: "constant" (exactly `value`), "name" (bound by the first tensor that has it), "any"
             (`_`: whatever comes), "pack" (`...` or `*name`: any number of dimensions),
-            "expression" (`2*n`: computed) or "counted" (`k<=n`: the kernel says it).
-        value: the extent of a constant, the name of a name or pack ("..." if it has none), or what
-            is counted, else "". A name whose extent differs between the tensors of a list begins
-            with "?".
+            "expression" (`2*n`: computed) or "counted" (`k<=n`: the kernel says it); and "if", for
+            how many tensors an optional result is.
+        value: the extent of a constant, the name of a name or pack ("..." if it has none), what
+            is counted, or what decides, else "". A name whose extent differs between the tensors of
+            a list begins with "?".
         steps: an expression in postfix: ("c", extent), ("n", name), ("+" "-" "*" "/", ""); of what
             is counted, its bound.
 
@@ -233,6 +234,7 @@ _WRITERS: dict[str, Callable[[Dim], str]] = {
     "any": lambda _: "_",
     "pack": _write_pack,
     "expression": _write_expression,
+    "if": lambda dim: str(dim.value),
     "counted": lambda dim: f"{dim.value}<={_write_expression(dim)}",
 }
 
@@ -499,6 +501,11 @@ class Parameter(NamedTuple):
         return self.kind == "tensor"
 
     @property
+    def is_list(self) -> bool:
+        """True for a list of tensors."""
+        return self.many is not None
+
+    @property
     def type_text(self) -> str:
         """The text between the colon and the default: "f32[n]?", "float"."""
         return self.expected()
@@ -519,13 +526,24 @@ class Result(NamedTuple):
         name: its name; "out" for the only one, "out_0", "out_1", … where the text gives none.
         dtype: its DTypeSet.
         dims: its dimensions.
-        many: of a list of tensors, how many it has, as for a Parameter.
+        many: of a list of tensors, how many it has, as for a Parameter; of an optional result a
+            Dim of kind "if": inside, it is a list of one tensor or of none.
     """
 
     name: str
     dtype: DTypeSet
     dims: tuple[Dim, ...]
     many: Dim | None = None
+
+    @property
+    def is_list(self) -> bool:
+        """True for a list of tensors."""
+        return self.many is not None and self.many.kind != "if"
+
+    @property
+    def condition(self) -> str:
+        """The argument that decides whether an optional result is there; else ""."""
+        return str(self.many.value) if self.many is not None and self.many.kind == "if" else ""
 
     @property
     def type_text(self) -> str:
@@ -541,9 +559,11 @@ Part = Parameter | Result
 
 
 def write_many(many: Dim | None) -> str:
-    """Return what follows the type of the tensors of a list: "[]", "[2]", "[k]"; "" for none."""
+    """Return what follows a tensor's type: of a list "[]", "[2]", "[k]"; "? if save"; or ""."""
     if many is None:
         return ""
+    if many.kind == "if":
+        return f"? if {many.value}"
     return "[]" if many.kind == "any" else f"[{many}]"
 
 
