@@ -145,8 +145,9 @@ static int parse_answer(PyObject *answer, entry_t *made) {
             made->payload, 6,
             "a capsule needs (function, guard, accepted, declined_code, flags, lend)");
     if (made->kind == JAX)
-        return expect_payload(made->payload, 5,
-                              "jax needs (guard, accepted, view_method, dtypes, lend)");
+        return expect_payload(
+            made->payload, 6,
+            "jax needs (guard, accepted, view_method, dtype, dtypes, lend)");
     return 0;
 }
 
@@ -506,6 +507,16 @@ static int take_by_lending(PyObject *x, PyObject *lend, dlb_view *view) {
     return status;
 }
 
+/* The attribute of x of this name; for a pair of names, that of the attribute. */
+static PyObject *read_attribute(PyObject *x, PyObject *name) {
+    if (!PyTuple_Check(name))
+        return PyObject_GetAttr(x, name);
+    PyObject *first = PyObject_GetAttr(x, PyTuple_GET_ITEM(name, 0));
+    PyObject *value = first ? PyObject_GetAttr(first, PyTuple_GET_ITEM(name, 1)) : NULL;
+    Py_XDECREF(first);
+    return value;
+}
+
 /* The payload of a function is (function, guard, accepted, declined_code, flags, lend);
  * with `lend`, not None, it is `take_by_lending` that takes what has streams. The
  * function itself looks at nothing, so the guard does: the attribute of that name must
@@ -515,17 +526,12 @@ static int take_by_lending(PyObject *x, PyObject *lend, dlb_view *view) {
  * tensor whose dtype has `declined_code` goes the Python way (-1: none). The flags are
  * added to those of the capsule. */
 static int passes_guard(PyObject *x, PyObject *guard, PyObject *accepted) {
-    PyObject *value;
     if (guard == Py_None)
         return 1;
-    bool is_pair = PyTuple_Check(guard), is_set = PyFrozenSet_Check(accepted);
-    if (is_pair) {
-        PyObject *first = PyObject_GetAttr(x, PyTuple_GET_ITEM(guard, 0));
-        value = first ? PyObject_GetAttr(first, PyTuple_GET_ITEM(guard, 1)) : NULL;
-        Py_XDECREF(first);
-    } else
-        value =
-            is_set ? PyObject_CallMethodNoArgs(x, guard) : PyObject_GetAttr(x, guard);
+    bool is_set = PyFrozenSet_Check(accepted);
+    PyObject *value = is_set && !PyTuple_Check(guard)
+                          ? PyObject_CallMethodNoArgs(x, guard)
+                          : read_attribute(x, guard);
     if (value == NULL)
         return -1;
     int passes = is_set ? PySet_Contains(accepted, value)
@@ -797,23 +803,21 @@ static int take_jax_buffer(PyObject *x, dlb_view *view) {
     return view->buffer ? 0 : -1;
 }
 
-/* `dtypes` has (code, bits, lanes) of each dtype that has no buffer format, or None
- * where the Python path decides; only an Array on one of the accepted devices has
- * memory that the host may read, others are lent. */
+/* `dtype` says where an Array has it, and `dtypes` has (code, bits, lanes) of each that
+ * has no buffer format, or None where the Python path decides: none of NumPy's own;
+ * only an Array on one of the accepted devices has memory that the host may read,
+ * others are lent. */
 static int take_jax_array(PyObject *x, PyObject *payload, dlb_view *view) {
-    static PyObject *dtype_name;
-    if (dtype_name == NULL &&
-        (dtype_name = PyUnicode_InternFromString("dtype")) == NULL)
-        return -1;
     int passes =
         passes_guard(x, PyTuple_GET_ITEM(payload, 0), PyTuple_GET_ITEM(payload, 1));
     if (passes < 0)
         return -1;
     if (!passes)
-        return take_by_lending(x, PyTuple_GET_ITEM(payload, 4), view);
-    PyObject *descr = PyObject_GetAttr(x, dtype_name);
-    PyObject *dtype =
-        descr ? PyDict_GetItemWithError(PyTuple_GET_ITEM(payload, 3), descr) : NULL;
+        return take_by_lending(x, PyTuple_GET_ITEM(payload, 5), view);
+    DLDataType kind;
+    PyObject *descr = read_attribute(x, PyTuple_GET_ITEM(payload, 3)), *dtype = NULL;
+    if (descr != NULL && !dlb_numpy_dtype(descr, &kind))
+        dtype = PyDict_GetItemWithError(PyTuple_GET_ITEM(payload, 4), descr);
     Py_XDECREF(descr);
     if (dtype == NULL && PyErr_Occurred())
         return -1;
@@ -824,7 +828,6 @@ static int take_jax_array(PyObject *x, PyObject *payload, dlb_view *view) {
     PyObject *array = view_by_method(x, PyTuple_GET_ITEM(payload, 2));
     if (array == NULL)
         return PyErr_Occurred() ? -1 : DLB_DECLINED;
-    DLDataType kind;
     int status =
         dlb_parse_dtype(dtype, &kind) < 0 ? -1 : dlb_take_numpy_as(array, kind, view);
     Py_DECREF(array);

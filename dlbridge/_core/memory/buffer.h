@@ -82,10 +82,11 @@ extern dlb_live_counts dlb_live;
 dlb_live_counts dlb_live_sum(void);
 
 /* In the header, since every exchange makes one and frees one. NULL: no memory. Who
- * makes one that is not counted here counts it by itself, and discards it. */
-static inline dlb_buffer *dlb_buffer_make(void (*release)(dlb_buffer *), void *owner,
-                                          void *data, int64_t nbytes) {
-    dlb_buffer *buffer = malloc(sizeof *buffer);
+ * makes one that is not counted here, or is of another size, counts it by itself, and
+ * discards it. */
+static inline dlb_buffer *dlb_buffer_make(size_t size, void (*release)(dlb_buffer *),
+                                          void *owner, void *data, int64_t nbytes) {
+    dlb_buffer *buffer = malloc(size);
     if (buffer == NULL)
         return NULL;
     atomic_init(&buffer->references, 1);
@@ -105,7 +106,7 @@ static inline void dlb_buffer_discard(dlb_buffer *buffer) {
 
 static inline dlb_buffer *dlb_buffer_new(void (*release)(dlb_buffer *), void *owner,
                                          void *data, int64_t nbytes) {
-    dlb_buffer *buffer = dlb_buffer_make(release, owner, data, nbytes);
+    dlb_buffer *buffer = dlb_buffer_make(sizeof *buffer, release, owner, data, nbytes);
     if (buffer != NULL)
         dlb_count_live(buffers, 1);
     return buffer;

@@ -139,9 +139,9 @@ dlb_buffer *dlb_buffer_of_object(PyObject *object) {
     /* Not memoryviews: CPython's collector crashes on those that have exports. */
     bool is_collectable = PyType_IS_GC(Py_TYPE(object)) && PyObject_IS_GC(object) &&
                           !PyMemoryView_Check(object);
-    dlb_buffer *buffer =
-        dlb_buffer_make(is_collectable ? dlb_release_collectable : release_object,
-                        Py_NewRef(object), NULL, 0);
+    dlb_buffer *buffer = dlb_buffer_make(
+        sizeof *buffer, is_collectable ? dlb_release_collectable : release_object,
+        Py_NewRef(object), NULL, 0);
     if (buffer == NULL) {
         Py_DECREF(object);
         PyErr_NoMemory();
@@ -151,30 +151,34 @@ dlb_buffer *dlb_buffer_of_object(PyObject *object) {
     return buffer;
 }
 
+typedef struct {
+    dlb_buffer buffer;
+    Py_buffer view;
+} lent_buffer;
+
 static void release_pybuffer(dlb_buffer *buffer) {
-    Py_buffer *view = buffer->owner;
     int state;
-    dlb_buffer_discard(buffer);
-    if (!dlb_enter_python(&state))
+    if (!dlb_enter_python(&state)) {
+        dlb_buffer_discard(buffer);
         return;
+    }
     pending error = put_aside(true);
     dlb_count_object(references, -1);
-    PyBuffer_Release(view);
-    free(view);
+    PyBuffer_Release(&((lent_buffer *)buffer)->view);
     put_back(error);
     dlb_leave_python(state);
+    dlb_buffer_discard(buffer);
 }
 
 dlb_buffer *dlb_buffer_of_pybuffer(Py_buffer *view) {
-    Py_buffer *kept = malloc(sizeof *kept);
-    dlb_buffer *buffer = kept ? dlb_buffer_make(release_pybuffer, kept, NULL, 0) : NULL;
+    dlb_buffer *buffer =
+        dlb_buffer_make(sizeof(lent_buffer), release_pybuffer, NULL, NULL, 0);
     if (buffer == NULL) {
-        free(kept);
         PyBuffer_Release(view);
         PyErr_NoMemory();
         return NULL;
     }
-    *kept = *view;
+    ((lent_buffer *)buffer)->view = *view;
     dlb_count_object(references, 1);
     return buffer;
 }

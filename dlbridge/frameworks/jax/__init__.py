@@ -186,7 +186,8 @@ class Jax(Framework):
         method = "_single_device_array_to_np_array_did_copy"
         if not hasattr(cls, method):
             return None
-        payload = (("_sharding", "_device"), on_cpu, method, _without_format(), _lend)
+        where = ("aval", "dtype") if hasattr(cls, "aval") else "dtype"  # a property in Python
+        payload = (("_sharding", "_device"), on_cpu, method, where, _without_format(), _lend)
         return "jax", payload, _values
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
