@@ -1093,7 +1093,8 @@ class Ballot:
     advanced on all ranks. `combine(own, other, own_is_first)` reduces a payload into one's own, of
     the same size. `takes`: that of one rank is taken; with neither, none has one. `agreed`: whether
     all said the same so far. `values`: a source and a result that lies elsewhere, which are reduced
-    by a loop once all agree. `follows`: it is begun after others agreed, in the order of turns."""
+    by a loop once all agree. `follows`: it is begun after others agreed, in the order of turns.
+    `scatters`: each rank gets but its row of the payload."""
 
     def __new__(
         cls,
@@ -1106,6 +1107,7 @@ class Ballot:
         values: tuple[TensorBase, TensorBase, Reduction] | None = None,
         takes: bool = False,
         follows: bool = False,
+        scatters: bool = False,
     ) -> Self: ...
     @property
     def agreed(self) -> bool: ...

@@ -52,6 +52,7 @@ class Ballot:
         takes: whether the payload of one rank is taken by all; with neither this nor `combine`, no
             rank has a payload.
         follows: whether it follows another one, on which all agreed, in the turn of its call.
+        scatters: whether each rank gets but its row of the payload.
     """
 
     __slots__ = ("error", "said", "state")
@@ -69,13 +70,15 @@ class Ballot:
         values: Values | None = None,
         takes: bool = False,
         follows: bool = False,
+        scatters: bool = False,
     ) -> None:
         self.said = call, kind, arguments
         self.error = error
         if state is None:
             said = digest(call, arguments)
             state = native.Ballot(
-                *(peers, said, kind, payload, combine, error is None, values, takes, follows)
+                *(peers, said, kind, payload, combine, error is None, values, takes, follows),
+                scatters=scatters,
             )
         self.state = state
 

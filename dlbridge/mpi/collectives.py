@@ -81,11 +81,12 @@ class Call(NamedTuple):
         state: native.Ballot | None = None,
         values: Values | None = None,
         takes: bool = False,
+        scatters: bool = False,
     ) -> Ballot:
         """Return what this rank says of the call; `kind` is expected where it has no source."""
         kind = kind if self.source is None else self.source.kind
-        said = self.name, self.arguments, kind
-        return Ballot(over.peers, *said, payload, combine, self.error, state, values, takes)
+        said = self.name, self.arguments, kind, payload, combine, self.error, state, values, takes
+        return Ballot(over.peers, *said, scatters=scatters)
 
 
 def prepare(
@@ -157,6 +158,7 @@ def exchange(over: Channel, operation: Operation, post: Post, source: Any, targe
 # As in _core/mpi/mpi.h: bytes that a reduce or reduce_scatter reduces whole, and of an allgather,
 # alltoall or bcast that travel with the agreement.
 REDUCED_MOST, COPIED_MOST = 1024 * 1024, 4 * 1024
+ROWS_MOST = 8 * 1024  # and of a reduce_scatter
 
 
 @begins("allreduce")
@@ -305,13 +307,13 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
         return call.finish(target)
 
     def small(operation: Operation) -> Steps:
-        """Reduce the whole with the agreement."""
+        """Reduce it with the agreement."""
         assert call.source is not None
         assert dtype is not None
         ufunc = reductions.find("reduce_scatter", op).ufunc
         combine = partial(reductions.combine_in_order, ufunc, dtype)
         payload = np.asarray(raw_bytes(call.source.tensor))
-        ballot = call.ballot(over, payload, combine, state=state)
+        ballot = call.ballot(over, payload, combine, state=state, scatters=True)
         yield from agree(over, operation, ballot)
         return finish(np.frombuffer(ballot.payload, np.uint8))
 
@@ -340,7 +342,8 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
     key = reductions.known_as(op, REDUCE_SCATTER)
     learn_call(key, partial(reductions.quick, op, digest("reduce_scatter", f"op={op!r}")))
     tensor = call.source.tensor
-    if tensor.nbytes <= REDUCED_MOST and reductions.follow_ballot(over, tensor, dtype):
+    is_moved = ROWS_MOST < tensor.nbytes <= REDUCED_MOST
+    if is_moved and reductions.follow_ballot(over, tensor, dtype):
         call, state = _add_values(call, over, QUICK.calls[key], state, call.source.kind.empty)
         ballot = call.ballot(over, state=state)
         take_row = lambda whole: finish(np.asarray(raw_bytes(whole)))  # noqa: E731

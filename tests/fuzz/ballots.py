@@ -22,7 +22,7 @@ from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.mpi import collectives, messages, reductions
 from dlbridge.mpi.agreement import digest
-from dlbridge.mpi.collectives import COPIED_MOST
+from dlbridge.mpi.collectives import COPIED_MOST, ROWS_MOST
 from dlbridge.mpi.engine import Operation
 from dlbridge.mpi.quick import ALLGATHER, ALLTOALL, BARRIER, QUICK, REDUCE_SCATTER, learn_type
 from dlbridge.mpi.values import Kind
@@ -231,6 +231,8 @@ class Fuzzer:
         if name in ("allreduce", "reduce", "reduce_scatter"):
             arguments = f"op={op!r}" + (f", root={root}" if name == "reduce" else "")
             is_large = calls.quick.peers.moves_values(x.nbytes)
+            if name == "reduce_scatter":  # of which some rows come in each round
+                is_large = x.nbytes > ROWS_MOST
             payload = b"" if is_large else x.tobytes()
         elif name in ("allgather", "alltoall"):
             payload = bytes(calls.size * x.nbytes if calls.size * x.nbytes <= COPIED_MOST else 0)
@@ -238,6 +240,9 @@ class Fuzzer:
             arguments, payload = f"root={root}", kind.pack() + x.tobytes()
         for _ in range(source.randrange(1, 5)):
             payload_ = payload if name != "bcast" or source.random() < 0.5 else b""
+            if name == "reduce_scatter":
+                count = source.randrange(1, calls.size + 1)
+                payload_ = payload_[: count * int(x[0].nbytes)]
             known = None if name == "barrier" else kind
             made = self._spoilt(source, ballot(name, arguments, known, payload_))
             yield made[: x.nbytes] if x.size == LARGE else made

@@ -871,7 +871,7 @@ ROADS: tuple[Any, ...] = (  # what begins a collective; what a blocking call ret
 def collectives_begun_by_c() -> None:
     """Begun by C, by Python, and blocking in any mixture; several, waited for in any order."""
     rank, size = mpi.rank(), mpi.size()
-    for count in (1, 100, 1000, 40_000):
+    for count in (1, 100, 300, 1000, 40_000):
         for root in {0, size - 1}:
             calls = every_collective(count, root)
             for name, given, wanted in calls:  # C learns them
@@ -917,6 +917,24 @@ def collectives_begun_by_c() -> None:
     mpi.barrier()
     finish()
     assert not native.advance_begun(0)
+
+
+def rows_are_reduced_as_the_whole() -> None:
+    """A row has the same bits as in an allreduce, whatever travels with the agreement."""
+    rank, size = mpi.rank(), mpi.size()
+    for dtype in ("float16", "bfloat16", "float32", "float64", "complex64"):
+        for nbytes in (64, 1024, 8 * 1024, 9 * 1024, 40 * 1024):
+            made_of = values(rank, (1,), dtype).dtype
+            shape = size, max(1, nbytes // size // made_of.itemsize)
+            x = np.random.default_rng(rank).standard_normal(shape).astype(made_of)
+            for op in ("sum", "mean"):
+                wanted = mpi.allreduce(x, op)[rank].tobytes() if nbytes <= 8 * 1024 else None
+                made = [mpi.reduce_scatter(x, op) for _ in range(2)]
+                made.append(mpi.ireduce_scatter(x, op).wait())
+                made.append(by_python.ireduce_scatter(x, op).wait())
+                slow = by_python.ireduce_scatter
+                made.append(mpi.reduce_scatter(x, op) if rank else slow(x, op).wait())
+                assert {each.tobytes() for each in made} == {wanted or made[0].tobytes()}
 
 
 def begun_collectives_that_do_not_agree() -> None:

@@ -40,6 +40,7 @@ TOGETHER = (
     "trees_that_do_not_agree",
     "quick_calls",
     "collectives_begun_by_c",
+    "rows_are_reduced_as_the_whole",
     "begun_collectives_that_do_not_agree",
     "begun_collectives_are_late",
     "begun_collectives_in_threads",

@@ -68,6 +68,8 @@ struct dlb_ballot {
     char *block;         /* the header, then the payload */
     char *space;         /* what comes */
     size_t size;         /* bytes of the payload */
+    size_t part;         /* of a row of it, where each rank gets one; 0: all get all */
+    char *packed;        /* the header, then the rows that go out */
     int tag, round, partner, kind;
     int came; /* bytes of what came last */
     request received, sent;
@@ -247,6 +249,17 @@ dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
     return self;
 }
 
+int dlb_ballot_scatter(dlb_ballot *self) {
+    self->packed = PyMem_RawMalloc(HEAD + self->size);
+    if (self->packed == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memset(self->packed, 0, HEAD);
+    self->part = self->over == NULL ? 0 : self->size / (size_t)self->over->size;
+    return 0;
+}
+
 char *dlb_ballot_payload(dlb_ballot *self) {
     return self->block + HEAD;
 }
@@ -274,13 +287,68 @@ bool dlb_ballot_is_of(const dlb_ballot *self, DLDataType dtype, int32_t ndim,
     return self->known && memcmp(tensor, self->tensor, sizeof tensor) == 0;
 }
 
+/* ---- rows, of which each rank gets one ---- */
+
+/* So many ranks as exceed a power of two have a partner that speaks for them. */
+static int power_of(const dlb_peers *over) {
+    return 1 << (31 - __builtin_clz((unsigned)over->size));
+}
+
+/* Whether a row is for one of the ranks that `rank` speaks for after this round. */
+static bool is_on_side(const dlb_ballot *self, int row, int rank) {
+    int power = power_of(self->over), at = row >= power ? row - power : row;
+    int bit = self->partner ^ self->over->rank;
+    return ((at ^ rank) & (2 * bit - 1)) == 0;
+}
+
+static bool sends_row(const dlb_ballot *self, int row) {
+    if (self->kind & REPLACES)
+        return true;
+    return self->kind & RECEIVES ? is_on_side(self, row, self->partner)
+                                 : row == self->partner;
+}
+
+static bool receives_row(const dlb_ballot *self, int row) {
+    if (self->kind & REPLACES)
+        return row == self->over->rank;
+    return self->kind & SENDS ? is_on_side(self, row, self->over->rank) : true;
+}
+
+/* Bytes of the payload that comes in this round. */
+static size_t expected_size(const dlb_ballot *self) {
+    if (self->part == 0)
+        return self->size;
+    size_t size = 0;
+    for (int row = 0; row < self->over->size; row++)
+        size += receives_row(self, row) ? self->part : 0;
+    return size;
+}
+
+static size_t pack_rows(dlb_ballot *self) {
+    size_t size = 0;
+    for (int row = 0; row < self->over->size; row++)
+        if (sends_row(self, row)) {
+            memcpy(self->packed + HEAD + size,
+                   self->block + HEAD + self->part * (size_t)row, self->part);
+            size += self->part;
+        }
+    return size;
+}
+
+/* Where what goes out is. */
+static char *outgoing(dlb_ballot *self) {
+    return self->part > 0 ? self->packed : self->block;
+}
+
 /* Write the header; return how many bytes go out. */
 static size_t seal(dlb_ballot *self) {
-    size_t size = self->agreed ? self->size : 0;
+    size_t size = 0;
+    if (self->agreed)
+        size = self->part > 0 ? pack_rows(self) : self->size;
     ballot_header made = {self->agreed, self->known, (uint32_t)size, {0}, {0}};
     memcpy(made.call, self->call, sizeof made.call);
     memcpy(made.tensor, self->tensor, sizeof made.tensor);
-    memcpy(self->block, &made, sizeof made);
+    memcpy(outgoing(self), &made, sizeof made);
     return HEAD + size;
 }
 
@@ -301,15 +369,14 @@ static void reduce_by_loop(const dlb_combine *how, char *first, char *second,
         how->loop(operands, &count, steps, how->data);
 }
 
-/* Reduce what came into the payload, that of the lower ranks first. */
-static int reduce(dlb_ballot *self, char *other, bool is_first) {
-    char *own = self->block + HEAD;
+static int reduce_into(dlb_ballot *self, char *own, char *other, size_t size,
+                       bool is_first) {
     if (self->combine.loop != NULL) {
         reduce_by_loop(&self->combine, is_first ? own : other, is_first ? other : own,
-                       own, self->size);
+                       own, size);
         return 0;
     }
-    PyObject *views[2] = {bytes_at(own, self->size), bytes_at(other, self->size)};
+    PyObject *views[2] = {bytes_at(own, size), bytes_at(other, size)};
     PyObject *result = NULL;
     if (views[0] != NULL && views[1] != NULL)
         result =
@@ -321,12 +388,27 @@ static int reduce(dlb_ballot *self, char *other, bool is_first) {
     return result == NULL ? -1 : 0;
 }
 
+/* Reduce what came into the payload, that of the lower ranks first. */
+static int reduce(dlb_ballot *self, char *other, bool is_first) {
+    char *own = self->block + HEAD;
+    int failed = 0;
+    if (self->part == 0)
+        return reduce_into(self, own, other, self->size, is_first);
+    for (int row = 0; failed == 0 && row < self->over->size; row++)
+        if (receives_row(self, row)) {
+            failed = reduce_into(self, own + self->part * (size_t)row, other,
+                                 self->part, is_first);
+            other += self->part;
+        }
+    return failed;
+}
+
 /* Whether the payload that came may be taken in: one that is reduced has the size of
  * one's own, and one that a single rank has is taken by ranks that have none. A reply,
  * which one's own ballot is part of, has that rank's payload in any case. */
 static bool sizes_agree(const dlb_ballot *self, size_t size, bool is_reply) {
     if (combines(self))
-        return size == self->size;
+        return size == expected_size(self);
     if (!self->combine.takes)
         return size == 0;
     if (is_reply && self->size > 0)
@@ -360,6 +442,11 @@ static int agrees(const dlb_ballot *self, const char *block, size_t nbytes,
 
 /* Take a payload instead of one's own. */
 static int take_payload(dlb_ballot *self, const char *payload, size_t size) {
+    if (self->part > 0) {
+        memcpy(self->block + HEAD + self->part * (size_t)self->over->rank, payload,
+               size);
+        return 0;
+    }
     if (size != self->size) {
         char *made = PyMem_RawRealloc(self->block, HEAD + size);
         if (made == NULL) {
@@ -393,11 +480,10 @@ static int merge(dlb_ballot *self, char *block, size_t nbytes, bool is_first,
     return 0;
 }
 
-/* The partner of a round, and what is done with it; 0: all rounds are over. So many
- * ranks as exceed a power of two have a partner that speaks for them. */
+/* The partner of a round, and what is done with it; 0: all rounds are over. */
 static int plan_round(dlb_ballot *self) {
     int rank = self->over->rank, size = self->over->size;
-    int power = 1 << (31 - __builtin_clz((unsigned)size)), extra = size - power;
+    int power = power_of(self->over), extra = size - power;
     int at = self->round;
     if (rank >= power) {
         self->partner = rank - power;
@@ -535,7 +621,7 @@ static int post_round(dlb_ballot *self) {
     if (self->kind & RECEIVES &&
         post_receive(self, &self->received, self->space, SPACE) < 0)
         return -1;
-    return self->kind & SENDS ? post_send(self, &self->sent, self->block, (int)size)
+    return self->kind & SENDS ? post_send(self, &self->sent, outgoing(self), (int)size)
                               : 0;
 }
 
@@ -728,14 +814,15 @@ static dlb_ballot *make_ballot(PyObject *over, const Py_buffer *call, PyObject *
 
 static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
                             PyObject *kwargs) {
-    static char *names[] = {"peers",  "call",   "kind",  "payload", "combine",
-                            "agreed", "values", "takes", "follows", NULL};
+    static char *names[] = {"peers",   "call",     "kind",   "payload",
+                            "combine", "agreed",   "values", "takes",
+                            "follows", "scatters", NULL};
     PyObject *over, *kind, *combine = Py_None, *values = Py_None;
     Py_buffer call, payload;
-    int agreed = 1, takes = 0, follows = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOpp:Ballot", names, &over,
+    int agreed = 1, takes = 0, follows = 0, scatters = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOppp:Ballot", names, &over,
                                      &call, &kind, &payload, &combine, &agreed, &values,
-                                     &takes, &follows))
+                                     &takes, &follows, &scatters))
         return NULL;
     dlb_ballot *made = make_ballot(over, &call, kind, &payload, combine, takes);
     if (made != NULL) {
@@ -743,6 +830,8 @@ static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
         made->follows = follows;
     }
     if (made != NULL && values != Py_None && add_values(made, values) < 0)
+        Py_CLEAR(made);
+    if (made != NULL && scatters && dlb_ballot_scatter(made) < 0)
         Py_CLEAR(made);
     PyBuffer_Release(&call);
     PyBuffer_Release(&payload);
@@ -755,8 +844,10 @@ static void dealloc_ballot(PyObject *object) {
     dlb_ballot *self = (dlb_ballot *)object;
     if (!self->received.is_under_way)
         PyMem_RawFree(self->space);
-    if (!self->sent.is_under_way)
+    if (!self->sent.is_under_way) {
         PyMem_RawFree(self->block);
+        PyMem_RawFree(self->packed);
+    }
     for (size_t i = 0; i < self->count; i++) {
         ballot_values *values = &self->values[i];
         if (values->received.is_under_way || values->sent.is_under_way)
@@ -780,7 +871,7 @@ static PyObject *ballot_advance(PyObject *object, PyObject *Py_UNUSED(none)) {
 static PyObject *ballot_sealed(PyObject *object, PyObject *Py_UNUSED(none)) {
     dlb_ballot *self = (dlb_ballot *)object;
     size_t size = seal(self);
-    return PyBytes_FromStringAndSize(self->block, (Py_ssize_t)size);
+    return PyBytes_FromStringAndSize(outgoing(self), (Py_ssize_t)size);
 }
 
 static PyObject *ballot_merge(PyObject *object, PyObject *given) {
@@ -847,7 +938,7 @@ static PyGetSetDef ballot_fields[] = {
 PyTypeObject dlb_BallotType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Ballot",
     .tp_doc = "Ballot(peers, call, kind, payload, combine=None, agreed=True, "
-              "values=None, takes=False, follows=False)\n--\n\n"
+              "values=None, takes=False, follows=False, scatters=False)\n--\n\n"
               "What a rank says of its call, merged with what others say.",
     .tp_basicsize = sizeof(dlb_ballot),
     .tp_flags = Py_TPFLAGS_DEFAULT,

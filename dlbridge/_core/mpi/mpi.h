@@ -84,6 +84,9 @@ enum {
     /* Bytes of an allgather or alltoall, of all ranks together, or of a bcast, that
      * travel with the ballot: MPI is faster with more. */
     DLB_COPIED_MOST = 4 * 1024,
+    /* Bytes of a reduce_scatter that travel with the ballot: each rank sends half of
+     * what it has in a round. */
+    DLB_ROWS_MOST = 8 * 1024,
 };
 
 typedef void (*dlb_inner_loop)(char **, const Py_ssize_t *, const Py_ssize_t *, void *);
@@ -113,6 +116,9 @@ void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
 dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
                            const uint8_t *tensor, size_t size,
                            const dlb_combine *combine);
+/* Each rank gets one row of the payload, of as many as there are ranks; the others are
+ * of no use afterwards. -1: with a MemoryError. */
+int dlb_ballot_scatter(dlb_ballot *ballot);
 char *dlb_ballot_payload(dlb_ballot *ballot);
 size_t dlb_ballot_size(const dlb_ballot *ballot);
 bool dlb_ballot_agreed(const dlb_ballot *ballot);

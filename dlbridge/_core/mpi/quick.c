@@ -1004,8 +1004,9 @@ static int begin_with(call *self, const quick *of, dlb_peers *over,
                       const reduction *how, const source *from, PyObject *out) {
     const DLTensor *dl = &from->view.dl;
     const dlb_combine *loop = dlb_reduction_loop((PyObject *)how, dl->dtype);
-    bool is_large = dlb_moves_values(over, from->nbytes);
     int less = self->gets == ROW;
+    bool is_large = dlb_moves_values(over, from->nbytes) &&
+                    !(less && from->nbytes <= DLB_ROWS_MOST);
     if (loop == NULL || (!is_large && from->nbytes > DLB_BALLOT_MOST) ||
         (is_large && (uintptr_t)data_of(from) % (dl->dtype.bits / 8)) ||
         (less && row_bytes(over, from) == 0))
@@ -1029,7 +1030,7 @@ static int begin_with(call *self, const quick *of, dlb_peers *over,
     if (is_large)
         return add_values(self, loop, from) < 0 ? -1 : 1;
     memcpy(dlb_ballot_payload(self->ballot), data_of(from), from->nbytes);
-    return 1;
+    return less && dlb_ballot_scatter(self->ballot) < 0 ? -1 : 1;
 }
 
 /* `key`, a reference or NULL: by which the reduction is known. */
