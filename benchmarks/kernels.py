@@ -105,6 +105,10 @@ ROWS = [
     Row("torch, result allocated", "functional(t, u)", "torch.add", "torch_add(t, u)"),
     Row("jax eager, result allocated", "functional(j, k)", "jnp.add", "jnp_add(j, k)"),
     Row("tensorflow eager", "functional(g, h)", "tf.add", "tf_add(g, h)"),
+    Row("numpy, a size that the kernel says", "counted(a)", "np.flatnonzero", "np_flatnonzero(a)"),
+    Row("torch, a size that the kernel says", "counted(t)", "torch.nonzero", "torch_nonzero(t)"),
+    Row("numpy, an optional result", "optional(a, b)", "one without", "functional(a, b)"),
+    Row("torch, an optional result", "optional(t, u)", "one without", "functional(t, u)"),
     Row("numpy, 5,000 kernels known", "functional(a, b)", "one of the last", "last_of_many(a, b)"),
 ]  # fmt: skip
 
@@ -123,6 +127,21 @@ SOURCE = """
 int noop(void *context, DLTensor *tensors, int count) {
     (void)context, (void)tensors;
     return count == 3 ? 0 : -1;
+}
+"""
+
+COUNTED_SOURCE = """
+#include "dlbridge_kernel.h"
+
+int two(void *context, DLTensor *tensors, int count) {
+    (void)context;
+    *(int64_t *)tensors[2].data = 2;
+    return count == 3 ? 0 : -1;
+}
+
+int any(void *context, DLTensor *tensors, int count) {
+    (void)context, (void)tensors, (void)count;
+    return 0;
 }
 """
 
@@ -199,7 +218,16 @@ def make_names() -> dict[str, Any]:
         "numpy_released": released.numpy,
         "numpy_bare": dlbridge.to_numpy_func(bare),
         "functional": functional,
+        "counted": dlbridge.compile_c(
+            COUNTED_SOURCE, "two", "benchmark::two(x: f32[n]) -> i64[k<=n]"
+        ),
+        "optional": dlbridge.compile_c(
+            COUNTED_SOURCE,
+            "any",
+            "benchmark::any(x: f32[n], y: f32[n], more: bool = False) -> (f32[n], f32[n]? if more)",
+        ),
         "np_add": np.add,
+        "np_flatnonzero": np.flatnonzero,
         "last_of_many": make_many(noop)[-1],
         "in_threads": in_threads,
         "next": next,
@@ -266,6 +294,7 @@ def make_torch_names(
         "torch_bare": dlbridge.to_pytorch_func(bare),
         "operator": find_operator(noop),
         "torch_add": torch.add,
+        "torch_nonzero": torch.nonzero,
         "torch_ops_add": torch.ops.aten.add.out,
     }
 

@@ -59,7 +59,11 @@ class Counted:
             for name in map(said_by, self.schema.results)
         ]
         self.result_count = count + len(names)
+        # What is said of the only result; None where there are several.
+        self._only = names[0] if self.places == [1] and self.result_count == 2 else None
         self._bounded: Kernel | None = None
+        # Functions of torch that torch's tensors are given are not called by `bounded`.
+        self._may_be_plain = all(each.framework != "torch" for each in whole.functions.values())
         self._lock = registry.lock()
 
     @property
@@ -124,12 +128,50 @@ class Counted:
         Raises:
             UnsupportedTypeError, ArgumentError: the arguments do not fit the schema.
         """
+        found = self._call_plainly(framework, args, kwargs or {})
+        if found is not NotImplemented:
+            return found
         schema = self.schema
         arguments = schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
         name = binding.framework_of(
             self.whole, framework, binding.named_tensors(self.whole, arguments)
         )
         return binding.binding(name).call_counted(self.whole, arguments)
+
+    def _call_plainly(self, framework: str | None, args: Any, kwargs: Any) -> Any:
+        """Return the results of a call that C makes, which `bounded` takes as it is.
+
+        NotImplemented, and nothing has happened, where `call` must look: at tensors that are
+        neither arrays of NumPy nor plain ones of torch, at `out`, and at functions of torch.
+        """
+        if not args or "out" in kwargs:
+            return NotImplemented
+        kind = type(args[0])
+        if kind is np.ndarray:
+            name = "numpy"
+        elif kind.__name__ == "Tensor" and kind.__module__ == "torch" and self._may_be_plain:
+            name = "torch"
+        else:
+            return NotImplemented
+        if framework is not None and framework != name:
+            return NotImplemented
+        if name == "numpy":
+            found = self.bounded(*args, **kwargs)
+        else:
+            found = native.torch_call_plain(self.bounded, *args, **kwargs)
+            if found is NotImplemented:
+                return found
+        if self._only is None:
+            rows = self.cut(found, binding.binding(name))
+            return rows[0] if len(rows) == 1 else tuple(rows)
+        result, said = found
+        extent = said.item()
+        if name == "numpy":  # on the CPU the core has compared it with the bound
+            return result[:extent]
+        if not result.is_cpu:
+            check_extent = binding.check_extent
+            check_extent(self.schema.qualified, self._only, extent, result.shape[0])
+        return result.narrow(0, 0, extent)
 
     def function(self, framework: str) -> Callable[..., Any]:
         """Return what `kernel.<framework>` is."""

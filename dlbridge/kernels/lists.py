@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter as Item
 from inspect import Signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlbridge import registry
 from dlbridge._core import native
@@ -63,6 +63,7 @@ class Lists:
         self._direct: dict[tuple[int, ...], tuple[Kernel, tuple[int, ...]]] = {}
         by_position = [part for part in self.schema.parameters if not part.keyword_only]
         self._is_optional = self.schema.has_optional_results
+        self._choices = _choices_of(self.schema) if self._is_optional else None
         if not self._is_optional and not any(part.keyword_only for part in self.schema.tensors):
             whole.serve_lists(tuple([part.many is not None for part in by_position]), self._direct)
 
@@ -160,6 +161,10 @@ class Lists:
         Raises:
             UnsupportedTypeError, ArgumentError: the arguments do not fit the schema.
         """
+        if self._choices is not None:
+            found = self._call_chosen(self._choices, framework, args, kwargs or {})
+            if found is not NotImplemented:
+                return found
         schema = self.schema
         arguments = schema.arrange(tuple(args), dict(kwargs or {}), traced=True)
         kernel = self.serving(arguments.tensors, arguments.scalars)
@@ -179,6 +184,32 @@ class Lists:
             is_functional = name in binding.FUNCTIONAL
         return group_results(flat, found, is_functional)
 
+    def _call_chosen(
+        self, choices: Sequence[_Choice], framework: str | None, args: Any, kwargs: Any
+    ) -> Any:
+        """Call a kernel that is there already, which takes the arguments as they are.
+
+        NotImplemented, and nothing has happened, where `call` must look.
+        """
+        if "out" in kwargs:
+            return NotImplemented
+        chosen = []
+        for place, name, default, may_lack in choices:
+            value = args[place] if place < len(args) else kwargs.get(name, default)
+            if not may_lack and value is not True and value is not False:
+                return NotImplemented
+            chosen.append(value if not may_lack else value is not None)
+        kernel = self._kernels.get(tuple(chosen))
+        if kernel is None:
+            return NotImplemented
+        function = kernel if framework is None else getattr(kernel, framework)
+        found = function(*args, **kwargs)
+        assert kernel.flat is not None
+        counts = kernel.flat.results
+        left = iter((found,) if sum(chosen) + len(counts) - len(chosen) == 1 else found)
+        results = [None if count == 0 else next(left) for count in counts]
+        return tuple(results) if len(results) > 1 else results[0]
+
     def function(self, framework: str) -> Callable[..., Any]:
         """Return what `kernel.<framework>` is."""
         kernel = self.whole
@@ -195,6 +226,41 @@ class Lists:
         call.__signature__ = self.schema.signature()  # type: ignore[attr-defined]
         call.autograph_info__ = {}  # type: ignore[attr-defined]  # see Kernel
         return call
+
+
+class _Choice(NamedTuple):
+    """Where a call says whether an optional result is there.
+
+    Attributes:
+        place: of the argument, by position; beyond all of them where it is passed by name.
+        name: of the argument.
+        default: its default.
+        may_lack: whether it decides by whether it is None; else it is a bool.
+    """
+
+    place: int
+    name: str
+    default: Any
+    may_lack: bool
+
+
+def _choices_of(schema: Schema) -> tuple[_Choice, ...] | None:
+    """Return where a call says which results are there.
+
+    None where its arguments are not those of the kernels that serve it, or values that were written
+    come back with the results.
+    """
+    if schema.mutated or any(part.is_list for part in join_parts(schema.tensors, schema.results)):
+        return None
+    places = {name: place for place, name in enumerate(schema.positional)}
+    parts = [schema.by_name[result.condition] for result in schema.results if result.condition]
+    return tuple(
+        [
+            _Choice(places.get(part.name, len(schema.parameters)), part.name, part.default,
+                    part.optional)
+            for part in parts
+        ]
+    )  # fmt: skip
 
 
 def _spread_out(flat: Flat, out: Sequence[Any]) -> list[Any]:

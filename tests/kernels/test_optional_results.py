@@ -163,6 +163,40 @@ def test_a_result_that_is_missing_or_not_asked_for() -> None:
         kernel(X, save=True)
 
 
+def test_the_first_call_and_later_ones_agree(kernels) -> None:
+    """Later ones find the kernel that serves them by the arguments as they came."""
+    schema = (
+        "optional::more(x: f32[n], save: bool, bias: f32[n]? = None)"
+        " -> (y: f32[n], low: f32[]? if save, high: f32[n]? if bias)"
+    )
+
+    def function(x, bias, save):
+        low = np.asarray(x.min()) if save else None
+        return 2 * x, low, None if bias is None else x + bias
+
+    kernel = dlbridge.wrap(function, schema, abi="python:numpy")
+    x = np.array([3, 1, 2], "float32")
+    for _ in range(3):
+        for call, there in (
+            (lambda: kernel(x, True), (True, False)),
+            (lambda: kernel(x, save=False), (False, False)),
+            (lambda: kernel(x, False, x), (False, True)),
+            (lambda: kernel.numpy(save=True, bias=x, x=x), (True, True)),
+            (lambda: kernel(x, np.False_, bias=None), (False, False)),
+        ):
+            y, low, high = call()
+            np.testing.assert_array_equal(y, 2 * x)
+            assert (low is not None, high is not None) == there
+        with pytest.raises(UnsupportedTypeError, match="'save': expected bool, got nothing"):
+            kernel(x)
+        with pytest.raises(UnsupportedTypeError, match="'save': expected bool, got 1"):
+            kernel(x, 1)
+        with pytest.raises(UnsupportedTypeError, match="'x': expected f32"):
+            kernel(x.astype("f8"), True)
+        with pytest.raises(UnsupportedTypeError, match="'more': not expected"):
+            kernel(x, True, more=1)
+
+
 def test_several_results_are_decided_one_by_one() -> None:
     def function(x, *, low, high):
         return x.min() if low else None, x.copy(), x.max() if high else None
