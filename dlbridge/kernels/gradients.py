@@ -540,6 +540,10 @@ def _read_kernel(schema: Schema, kernel: Any, word: str, kinds: Mapping[str, str
             "write nothing in place"
         )
     names = []
+    may_lack = {result.name: result.condition for result in schema.results if result.condition}
+    for name, place in cotangent_names(schema).items():
+        if schema.results[place].condition:
+            may_lack[name] = schema.results[place].condition
     for parameter in own.parameters:
         kind = kinds.get(parameter.name)
         if kind is None and (parameter.default is not MISSING or parameter.optional):
@@ -550,6 +554,12 @@ def _read_kernel(schema: Schema, kernel: Any, word: str, kinds: Mapping[str, str
             raise UnsupportedTypeError(
                 f"{schema.qualified}: its {word} {own.qualified} takes {parameter.name!r} as "
                 f"{_kind(parameter)}, but here it is {kind}"
+            )
+        if parameter.name in may_lack and not parameter.optional:
+            raise UnsupportedTypeError(
+                f"{schema.qualified}: its {word} {own.qualified} takes {parameter.name!r}, which "
+                f"is None where {may_lack[parameter.name]} says so: its type must be "
+                f"{parameter.type_text}?"
             )
         names.append(parameter.name)
     return Rule(tuple(names), 0, kernel, _labels(schema, own, word))

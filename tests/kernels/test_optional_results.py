@@ -432,6 +432,41 @@ def test_a_kernel_as_the_vjp_gets_none(framework) -> None:
     assert torch.equal(grad, torch.full((2, 3), 3.0))
 
 
+def test_a_kernel_as_the_vjp_must_take_none() -> None:
+    rule = dlbridge.wrap(
+        lambda grad_y, grad_total: 2 * grad_y,
+        "optional::strict(grad_y: f32[n, m], grad_total: f32[n]) -> f32[n, m]", abi="python:numpy",
+    )  # fmt: skip
+    with pytest.raises(UnsupportedTypeError, match=r"save says so: its type must be f32\[n\]\?"):
+        dlbridge.wrap(reference, f"optional::needs{TYPE}", abi="python:numpy", vjp=rule)
+
+
+def test_a_vjp_may_leave_out_the_gradient_of_what_is_missing(framework) -> None:
+    torch, jax = framework("torch"), framework("jax")
+    rule = dlbridge.wrap(
+        lambda grad, bias: (2 * grad, None if bias is None else 3 * grad),
+        "optional::shift_vjp(grad: f32[n], bias: f32[n]?)"
+        " -> (grad_x: f32[n], grad_bias: f32[n]? if bias)",
+        abi="python:numpy",
+    )
+    kernel = dlbridge.wrap(
+        lambda x, bias: 2 * x if bias is None else 2 * x + 3 * bias,
+        "optional::shift(x: f32[n], bias: f32[n]? = None) -> f32[n]", abi="python:numpy", vjp=rule,
+    )  # fmt: skip
+    x = torch.ones(3, requires_grad=True)
+    bias = torch.ones(3, requires_grad=True)
+    assert torch.autograd.grad(kernel(x).sum(), x)[0].tolist() == [2, 2, 2]
+    found = torch.autograd.grad(kernel(x, bias).sum(), (x, bias))
+    assert [each.tolist() for each in found] == [[2, 2, 2], [3, 3, 3]]
+    compiled = torch.compile(kernel, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(x, bias).sum(), (x, bias))
+    assert [each.tolist() for each in found] == [[2, 2, 2], [3, 3, 3]]
+    array = jax.numpy.ones(3)
+    run = jax.jit(jax.grad(lambda x, bias: kernel.jax(x, bias).sum(), argnums=(0, 1)))
+    assert [each.tolist() for each in run(array, array)] == [[2, 2, 2], [3, 3, 3]]
+    assert jax.grad(lambda x: kernel.jax(x).sum())(array).tolist() == [2, 2, 2]
+
+
 def test_derived_derivatives_and_forward_mode(framework) -> None:
     torch = framework("torch")
 
