@@ -505,3 +505,22 @@ def test_threads_wait_for_one_trial_of_torchs_insides(monkeypatch: pytest.Monkey
         each.join()
     assert (answers, len(trials)) == ([True] * 4, 1)
     assert torch_guard.direct_is_open()
+
+
+# ---- gradients ----
+
+
+def test_gradients_are_compared_with_the_tensors_of_the_call() -> None:
+    """By dtype and shape; what is no torch.Tensor is left to Python, and so is what is missing."""
+    x, y = torch.ones(2, 3), torch.ones(4, dtype=torch.int64)
+    assert native.torch_alike((x, y), (torch.zeros(2, 3), y + 1, x))
+    assert native.torch_alike((x.T,), (torch.nn.Parameter(torch.ones(3, 2)),))
+    assert native.torch_alike((), ())
+    for other in (x.double(), x.T, x[0], x[None], None, x.numpy(), torch.ones(2, 0)):
+        assert not native.torch_alike((x,), (other,))
+        assert not native.torch_alike((other,), (x,))
+    assert not native.torch_alike((torch.nn.Parameter(x),), (x,))
+    assert not native.torch_alike((x, x), (x,))
+    for arguments in ((), ((x,),), ([x], (x,)), ((x,), x)):
+        with pytest.raises(TypeError, match="two tuples"):
+            native.torch_alike(*arguments)

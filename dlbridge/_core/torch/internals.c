@@ -626,6 +626,40 @@ static PyObject *lend(PyObject *Py_UNUSED(module), PyObject *tensor) {
     Py_RETURN_NONE;
 }
 
+/* Whether x is a torch.Tensor of the dtype and the shape of `like`. */
+static bool is_alike(PyObject *x, PyObject *like) {
+    int32_t dtypes[2] = {-1, -1};
+    int64_t ndims[2] = {-1, -1}, *sizes[2];
+    if (!direct.open || dlb_shim.sizes == NULL || Py_TYPE(x) != direct.tensor_type ||
+        !dlb_torch_is_exact(like))
+        return false;
+    for (int i = 0; i < 2; i++) {
+        PyObject *tensor = i == 0 ? x : like;
+        dlb_torch_tensor handle = (dlb_torch_tensor)dlb_torch_handle(tensor);
+        if (dlb_torch_impl(tensor) == NULL || dlb_shim.dtype(handle, &dtypes[i]) != 0 ||
+            dlb_shim.ndim(handle, &ndims[i]) != 0 ||
+            dlb_shim.sizes(handle, &sizes[i]) != 0)
+            return false;
+    }
+    return dtypes[0] == dtypes[1] && ndims[0] == ndims[1] &&
+           (ndims[0] == 0 ||
+            memcmp(sizes[0], sizes[1], (size_t)ndims[0] * sizeof *sizes[0]) == 0);
+}
+
+/* torch_alike(tensors, others) -> whether the tensors, a tuple, are of the dtypes and
+ * shapes of as many first others; false also where C cannot tell. */
+static PyObject *alike(PyObject *Py_UNUSED(module), PyObject *const *args,
+                       Py_ssize_t count) {
+    if (count != 2 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "torch_alike: expected two tuples");
+    Py_ssize_t size = PyTuple_GET_SIZE(args[0]);
+    bool are_alike = size <= PyTuple_GET_SIZE(args[1]);
+    for (Py_ssize_t i = 0; are_alike && i < size; i++)
+        are_alike =
+            is_alike(PyTuple_GET_ITEM(args[0], i), PyTuple_GET_ITEM(args[1], i));
+    return PyBool_FromLong(are_alike);
+}
+
 static PyObject *close_lending(PyObject *Py_UNUSED(module),
                                PyObject *Py_UNUSED(unused)) {
     lending.open = false;
@@ -705,6 +739,9 @@ PyMethodDef dlb_torch_functions[] = {
      "free the memory of these three tensors."},
     {"torch_lending_close", close_lending, METH_NOARGS,
      "torch_lending_close($module, /)\n--\n\nLend the memory of storages no more."},
+    {"torch_alike", (PyCFunction)(void (*)(void))alike, METH_FASTCALL,
+     "torch_alike($module, tensors, others, /)\n--\n\nWhether tensors are of the "
+     "dtypes and shapes of as many first others."},
     {"torch_lend", lend, METH_O,
      "torch_lend($module, tensor, /)\n--\n\nA Tensor over the memory of a "
      "torch.Tensor, or None."},

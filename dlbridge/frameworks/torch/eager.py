@@ -110,6 +110,7 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
     scalars = [place for place, part in enumerate(schema.parameters) if not part.is_tensor]
     kept = [places[place] for place in vjp.saved.primals]
     kept_results = vjp.saved.results
+    keeps_all = list(vjp.saved.primals) == list(range(len(places)))
     call, differentiate = native.torch_call_plain, _rule(schema, vjp)
     has_others = not all(
         result.dtype.dtypes
@@ -132,12 +133,15 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
             saved += [results[place] for place in kept_results]
             ctx.mark_non_differentiable(*[each for each in results if not is_differentiable(each)])
         ctx.save_for_backward(*saved)
-        ctx.scalars = [_kept(args[place]) for place in scalars] if scalars else ()
-        ctx.expected = [None if each is None else (each.shape, each.dtype) for each in tensors]
+        if scalars:
+            ctx.scalars = [_kept(args[place]) for place in scalars]
+        if not keeps_all:
+            ctx.expected = _expected(tensors)
         return made
 
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        found = differentiate(ctx.saved_tensors, ctx.scalars, cotangents, ctx.expected)
+        given, expected = ctx.scalars if scalars else (), None if keeps_all else ctx.expected
+        found = differentiate(ctx.saved_tensors, given, cotangents, expected)
         needed = ctx.needs_input_grad
         if not scalars and all(needed[1:]):
             return (None, *found)
@@ -159,9 +163,10 @@ def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
     first = [sources[name] for name in rule.names[: rule.by_position]]
     named = [(name, *sources[name]) for name in rule.names[rule.by_position :]]
     function, count = rule.function, len(schema.tensors)
-    has_all = list(wanted) == list(range(count))
+    has_all, are_alike = list(wanted) == list(range(count)), native.torch_alike
 
     def differentiate(saved: Any, scalars: Any, cotangents: Any, expected: Any) -> Sequence[Any]:
+        # without `expected`, the first of `saved` are the tensors of the call
         pools = saved, scalars, cotangents
         values = [pools[pool][place] for pool, place in first]
         if named:
@@ -171,6 +176,11 @@ def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
         if rule.labels:
             several = value if isinstance(value, tuple) else (value,)
             value = dict(zip(rule.labels, several, strict=True))
+        is_whole = has_all and type(value) is tuple and len(value) == count
+        if is_whole and expected is None and are_alike(value, saved):
+            whole: tuple[Any, ...] = value
+            return whole
+        expected = expected or _expected(saved[:count])
         if type(value) is not tuple or len(value) != len(wanted):
             found = list(vjp.collect(value))
         elif has_all:
@@ -196,6 +206,10 @@ def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
         return found
 
     return differentiate
+
+
+def _expected(tensors: Sequence[Any]) -> list[Any]:
+    return [None if each is None else (each.shape, each.dtype) for each in tensors]
 
 
 def _described(like: Any) -> Described | None:
