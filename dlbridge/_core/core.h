@@ -16,7 +16,7 @@
  * it stands:
  *   - immutable once it can be found. It is published by a store with release, and
  *     found by a load with acquire; what it replaces stays allocated, since somebody
- *     may still read it (types in exchange/take.c, routes of a Converter, caches of a
+ *     may still read it (types in peers/types.c, routes of a Converter, caches of a
  *     kernel);
  *     What Python code of all threads holds is also given to dlb_share (kernels,
  *     functions, dtypes, devices): else they would all count references in one place;

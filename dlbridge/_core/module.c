@@ -271,14 +271,12 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_take_functions,           dlb_table_functions,
-        dlb_numpy_functions,          dlb_receipt_functions,
-        dlb_cuda_functions,           dlb_memory_functions,
-        dlb_call_functions,           dlb_tensorflow_functions,
-        dlb_torch_op_functions,       dlb_torch_functions,
-        dlb_torch_memory_functions,   dlb_tree_functions,
-        dlb_signal_functions,         dlb_onnxruntime_functions,
-        dlb_torch_query_functions,    dlb_begun_functions,
+        dlb_take_functions,           dlb_table_functions,         dlb_numpy_functions,
+        dlb_receipt_functions,        dlb_numpy_memory_functions,  dlb_type_functions,
+        dlb_cuda_functions,           dlb_memory_functions,        dlb_call_functions,
+        dlb_tensorflow_functions,     dlb_torch_op_functions,      dlb_torch_functions,
+        dlb_torch_memory_functions,   dlb_tree_functions,          dlb_signal_functions,
+        dlb_onnxruntime_functions,    dlb_torch_query_functions,   dlb_begun_functions,
         dlb_torch_function_functions, dlb_torch_sharing_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)

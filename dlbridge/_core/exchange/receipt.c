@@ -22,10 +22,10 @@ static const char *const names[] = {
 enum { FIELDS = sizeof names / sizeof *names };
 
 /* What Python gives at its start: the type of the records, (description) -> fields,
- * (type) -> name of a source, (array) -> address of its memory or None. */
+ * (array) -> address of its memory or None. */
 static struct {
     PyTypeObject *type;
-    PyObject *fields, *source, *address;
+    PyObject *fields, *address;
 } package;
 
 /* ---- writing ---- */
@@ -39,12 +39,6 @@ PyObject *dlb_receipts_find(void) {
     if (logs != NULL && (!PyTuple_CheckExact(logs) || PyTuple_GET_SIZE(logs) == 0))
         Py_CLEAR(logs);
     return logs;
-}
-
-PyObject *dlb_receipt_source(PyTypeObject *type) {
-    if (package.source == NULL)
-        return PyErr_Format(PyExc_RuntimeError, "dlbridge is not initialised");
-    return PyObject_CallOneArg(package.source, (PyObject *)type);
 }
 
 PyObject *dlb_receipt_new(PyObject *source, const char *taken, PyObject *target,
@@ -216,7 +210,7 @@ static PyObject *start_receipts(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyType_IsSubtype((PyTypeObject *)type, &dlb_RecordType))
         return PyErr_Format(PyExc_TypeError, "start_receipts: %R is no Record", type);
     Py_XSETREF(package.fields, Py_NewRef(fields));
-    Py_XSETREF(package.source, Py_NewRef(source));
+    Py_XSETREF(dlb.type_source, Py_NewRef(source));
     Py_XSETREF(package.address, Py_NewRef(address));
     PyTypeObject *old = package.type;
     package.type = (PyTypeObject *)Py_NewRef(type);

@@ -20,8 +20,6 @@ static inline PyObject *dlb_receipts_open(void) {
  * adapter's own. NULL with an error. */
 PyObject *dlb_receipt_new(PyObject *source, const char *taken, PyObject *target,
                           const DLTensor *dl);
-/* The name of the source for a type that no adapter knows; NULL with an error. */
-PyObject *dlb_receipt_source(PyTypeObject *type);
 /* The object was returned as it is. */
 void dlb_receipt_is_identity(PyObject *receipt);
 /* dlbridge copied, for this reason. */

@@ -20,7 +20,8 @@ typedef struct {
     PyObject *make_dtype, *make_device, *classify, *slow_from_dlpack, *slow_convert,
         *refusal, *numpy_descr, *numpy_fields, *converters, *cuda_failure, *slow_empty,
         *slow_zeros, *slow_ones, *slow_full, *slow_equal, *slow_copied, *slow_stream,
-        *is_from_handler, *receipt_logs, *exported;
+        *is_from_handler, *receipt_logs, *exported,
+        *type_source;                    /* (type) -> its name in receipts */
     PyObject *dtypes, *devices, *descrs; /* caches by packed number */
     _Atomic long watchers;               /* receipt logs that are open in any thread */
 } dlb_state;

@@ -83,7 +83,7 @@ class CuPy(Framework):
         return kind
 
     def classify(self, cls: type) -> tuple[str, object] | None:
-        return ("streamed", _lend) if cls is self.array_type() else None
+        return ("cupy", _lend) if cls is self.array_type() else None
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take the device memory, or with device="cpu" a copy of it made by CuPy.

@@ -1,6 +1,6 @@
 /* The C exchange table: ours for others, theirs for us. */
-#include "exchange/exchange.h"
 #include "cuda/cuda.h"
+#include "peers/peers.h"
 
 #include <string.h>
 
@@ -179,6 +179,29 @@ int dlb_take_table(PyObject *x, const DLPackExchangeAPI *table, dlb_view *view) 
     dlb_refuse_take(reason, "exchange table", &view->dl, view->version);
     return -1;
 }
+
+static int take(PyObject *x, const dlb_known_type *known, bool Py_UNUSED(detaches),
+                dlb_view *view) {
+    return dlb_take_table(x, known->table, view);
+}
+
+int dlb_accept_table(dlb_known_type *known) {
+    known->table = dlb_parse_table(known->payload);
+    return known->table ? 0 : -1;
+}
+
+static const char *entry_of_table(const dlb_known_type *Py_UNUSED(known),
+                                  const dlb_view *Py_UNUSED(view)) {
+    return "C exchange table";
+}
+
+const dlb_peer dlb_table_peer = {
+    .name = "table",
+    .is_named = true,
+    .accept = dlb_accept_table,
+    .take = take,
+    .entry = entry_of_table,
+};
 
 static int lend(dlb_view *view, const DLPackExchangeAPI *table, const dlb_stream *to) {
     dlb_stream asked;
