@@ -154,5 +154,5 @@ def test_a_block_on_a_device_that_is_not_there_is_refused(fake_machine: Any) -> 
     with pytest.raises(CUDAError, match=r"no device cuda:9; this machine has 2"):
         cuda.stream(1, "cuda:9").__enter__()
     for call in (cuda.current_stream, cuda.memory_info, cuda.synchronize):
-        with pytest.raises(ArgumentError, match="0 or more"):
+        with pytest.raises(ArgumentError, match="index must be from 0"):
             call(-1)

@@ -185,18 +185,18 @@ def test_the_sender_keeps_the_memory_until_the_receiver_lets_go(
     fake_machine: Any, receiver: Callable[[], Ask]
 ) -> None:
     ask = receiver()
-    before = native.live()["buffers"]
+    before = native.live()["references"]
     tensor, address = plain(fake_machine, [1, 2])
     data = sent(tensor)
     del tensor
     cuda.collect()
-    assert native.live()["buffers"] > before, "nobody has taken it yet"
+    assert native.live()["references"] > before, "nobody has taken it yet"
     assert ask("take", data)[2] == [1, 2]
     cuda.collect()
-    assert native.live()["buffers"] > before, "the receiver has it"
+    assert native.live()["references"] > before, "the receiver has it"
     ask("drop")
     give_back(fake_machine, address)
-    assert native.live()["buffers"] == before
+    assert native.live()["references"] == before
 
 
 def test_a_receiver_that_dies_has_let_go(fake_machine: Any, receiver: Callable[[], Ask]) -> None:

@@ -171,7 +171,7 @@ def test_paddle_is_not_imported_after_tensorflow(run_python: Callable[..., Any])
 def test_an_address_that_is_imported_twice_keeps_its_owner() -> None:
     """Paddle loses the owner of an address that it imports twice."""
     x = filled((4, 6), "float32")
-    before = native.live()["buffers"]
+    before = native.live()["references"]
     first = to_paddle(x)
     second = to_paddle(x)
     assert second is not first
@@ -182,7 +182,7 @@ def test_an_address_that_is_imported_twice_keeps_its_owner() -> None:
         second = to_paddle(x)  # the earlier one dies while the new one lives
     del second
     gc.collect()
-    assert native.live()["buffers"] == before
+    assert native.live()["references"] == before
 
 
 @pytest.mark.fact(36)
@@ -198,13 +198,13 @@ def test_an_import_that_was_reshaped_is_not_reused() -> None:
 @pytest.mark.fact(36)
 def test_what_get_tensor_returns_holds_no_memory_and_is_refused() -> None:
     """`paddle.ones(3).get_tensor()` refers to a tensor that is gone, and may end the process."""
-    before = native.live()["buffers"]
+    before = native.live()["references"]
     x = to_paddle(filled((4, 6), "float32"))
     inner = x.get_tensor()
     for call in (from_dlpack, to_numpy):
         refused("producer", call, inner)
     del x
-    assert native.live()["buffers"] == before, "Paddle has changed"
+    assert native.live()["references"] == before, "Paddle has changed"
     del inner
 
 

@@ -743,10 +743,10 @@ def make_session():
 
 # Object -> the kinds of allocation of the core that it adds.
 MADE = {
-    "a tensor of an object": (lambda: from_buffer(bytearray(8)), "tensors buffers references"),
+    "a tensor of an object": (lambda: from_buffer(bytearray(8)), "tensors references"),
     "a tensor of the allocator": (lambda: native.allocate((8,), (2, 32, 1)), "tensors buffers"),
-    "a capsule": (lambda: from_buffer(bytearray(8)).__dlpack__(), "exports buffers references"),
-    "a view": (lambda: memoryview(from_buffer(bytearray(8))), "views tensors buffers references"),
+    "a capsule": (lambda: from_buffer(bytearray(8)).__dlpack__(), "exports references"),
+    "a view": (lambda: memoryview(from_buffer(bytearray(8))), "views tensors references"),
     "a kernel": (make_kernel, "kernels"),
     "a session that ran": (make_session, "programs"),
 }
