@@ -75,6 +75,9 @@ _EARLIER = _PLACES._replace(keys=176)
 _EARLIEST = _EARLIER._replace(tensor=24)
 PROVED = {
     "2.6.0": Proof(_EARLIEST, SYMBOLS),
+    "2.7.1": Proof(_EARLIEST, SYMBOLS),
+    "2.8.0": Proof(_EARLIEST, SYMBOLS),
+    "2.9.0": Proof(_EARLIEST, SYMBOLS),
     "2.9.1": Proof(_EARLIEST, SYMBOLS),
     "2.10.0": Proof(_EARLIER, SYMBOLS),
     "2.11.0": Proof(_EARLIER, SYMBOLS),
