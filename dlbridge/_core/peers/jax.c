@@ -150,9 +150,10 @@ static int borrow_buffer(dlb_call *call, int index, PyObject *x) {
 /* As `from_dlpack` takes it. */
 static int take_view(PyObject *x, dlb_view *view) {
     const dlb_known_type *known = dlb_is_recorded() ? NULL : dlb_type_of(x);
-    if (known == NULL)
-        return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
-    return known->peer->take(x, known, false, view);
+    int status = known != NULL ? known->peer->take(x, known, false, view) : -1;
+    if (status != -1)
+        return status;
+    return dlb_clear_error() < 0 ? -1 : DLB_DECLINED; /* the slow path meets it again */
 }
 
 /* For other layouts, and dtypes without a buffer format (bfloat16, float8). */

@@ -14,7 +14,6 @@
 #include "torch/torch.h"
 
 typedef struct dlb_peer dlb_peer;
-typedef struct dlb_calls dlb_calls; /* see borrowing.h */
 
 /* A type whose row is known. Immutable. */
 typedef struct {
