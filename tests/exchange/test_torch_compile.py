@@ -81,6 +81,9 @@ def test_other_exchanges_are_made_between_two_graphs(
     if torch.__version__ < (2, 13) and name.startswith("to_"):
         assert "Converter" in text  # its dynamo looks up no substitute of a method in C
         return
+    if torch.__version__ < (2, 8):  # which takes no reason
+        assert f"Skip calling function `<function {name} at" in text
+        return
     assert f"reason: {name}: torch.compile has no memory to exchange" in text
     assert "dlbridge.wrap" in text
     assert "report an issue" not in text

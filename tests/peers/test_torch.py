@@ -560,6 +560,8 @@ def test_a_gradient_is_refused_where_the_exchange_table_is_silent() -> None:
 def test_the_two_encodings_of_float4_are_told_apart() -> None:
     """torch stores pairs with 2 lanes, JAX single elements; neither imports the other's."""
     jax = pytest.importorskip("jax")
+    if torch.__version__ < (2, 10):
+        pytest.skip("torch exports float4 from 2.10 on")
     pairs = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     assert from_dlpack(pairs).dtype.triple == (17, 4, 2)
     refused("lanes", dlbridge.to_jax, pairs)

@@ -75,6 +75,7 @@ _EARLIER = _PLACES._replace(keys=176)
 _EARLIEST = _EARLIER._replace(tensor=24)
 PROVED = {
     "2.6.0": Proof(_EARLIEST, SYMBOLS),
+    "2.7.0": Proof(_EARLIEST, SYMBOLS),
     "2.7.1": Proof(_EARLIEST, SYMBOLS),
     "2.8.0": Proof(_EARLIEST, SYMBOLS),
     "2.9.0": Proof(_EARLIEST, SYMBOLS),
