@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FRAMEWORKS = [
     "NumPy", "PyTorch", "JAX", "TensorFlow", "TVM", "CuPy",
-    "Paddle", "MXNet", "MLX", "dpnp", "PyArrow", "mpi4py",
+    "Paddle", "MXNet", "MLX", "dpnp", "PyArrow", "ONNX Runtime", "Warp", "mpi4py",
 ]  # fmt: skip
 WAYS_IN = [
     ("C exchange table", "PyTorch, Paddle"),
@@ -62,8 +62,8 @@ def frameworks(x: float, title: str, left_out: str = "") -> list[str]:
     parts = column(x, title, 110)
     names = [name for name in FRAMEWORKS if name != left_out]
     for row, name in enumerate(names):
-        y = 56 + row * 29
-        parts += [box(x, y, 110, 24, PALE), text(x + 55, y + 16.5, name, 12)]
+        y = 56 + row * 25
+        parts += [box(x, y, 110, 21, PALE), text(x + 55, y + 15, name, 12)]
     return parts
 
 
