@@ -234,7 +234,7 @@ def main() -> None:
     for label, nbytes in SIZES.items():
         batches = effort.batches if nbytes < LARGE else max(3, effort.batches // 10)
         calls = {"allreduce": reductions(nbytes), "send and back": echoes(nbytes)}
-        if nbytes < LARGE:
+        if nbytes <= LARGE:
             calls |= copies(nbytes)
         for call, ways in calls.items():
             us = measure(world, ways, effort._replace(batches=batches))
@@ -336,9 +336,30 @@ class OfMpi4py:
         self.world.Reduce_scatter_block(x, made := np.empty_like(x[0]))
         return made
 
+    def reduce_begun(self, x: Any) -> Any:
+        self.world.Iallreduce(x, made := np.empty_like(x)).Wait()
+        return made
+
+    def spread_begun(self, x: Any) -> Any:
+        self.world.Ibcast(made := x if self.world.rank == 0 else np.empty_like(x)).Wait()
+        return made
+
+    def gather_begun(self, x: Any) -> Any:
+        made = np.empty((self.world.size, *x.shape), x.dtype)
+        self.world.Iallgather(x, made).Wait()
+        return made
+
+    def exchange_begun(self, x: Any) -> Any:
+        self.world.Ialltoall(x, made := np.empty_like(x)).Wait()
+        return made
+
+    def scatter_begun(self, x: Any) -> Any:
+        self.world.Ireduce_scatter_block(x, made := np.empty_like(x[0])).Wait()
+        return made
+
 
 def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
-    """Return the other collectives, by each way; mpi4py's make their results too."""
+    """Return the other collectives, by each way, those that do not wait with their wait."""
     from mpi4py import MPI
 
     from dlbridge import mpi
@@ -349,6 +370,9 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
     def ours(x: Any) -> None:
         mpi.bcast(x)
         mpi.barrier()
+
+    def waited(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: begin(x).wait()
 
     raw_of = OfMpi4py(world)
     calls: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -361,6 +385,11 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
         "reduce_scatter": (raw_of.scatter, mpi.reduce_scatter),
         "alltoall": (raw_of.exchange, mpi.alltoall),
         "alltoall, timeout=": (raw_of.exchange, partial(mpi.alltoall, timeout=60.0)),
+        "iallreduce": (raw_of.reduce_begun, waited(mpi.iallreduce)),
+        "ibcast": (raw_of.spread_begun, waited(mpi.ibcast)),
+        "iallgather": (raw_of.gather_begun, waited(mpi.iallgather)),
+        "ireduce_scatter": (raw_of.scatter_begun, waited(mpi.ireduce_scatter)),
+        "ialltoall": (raw_of.exchange_begun, waited(mpi.ialltoall)),
     }
     made: dict[str, dict[str, Callable[[], object]]] = {}
     for call, (raw, way) in calls.items():
