@@ -208,7 +208,7 @@ def test_the_autocast_that_torch_is_tested_with(by: str, framework: Any) -> None
 # tests/cuda/test_interrupted_scopes.py, if it is not. Those in C are one step for an interrupt.
 MANAGERS = {
     "check/producer_rules.py": {"taken": "of a process that ends", "held": "the same"},
-    "cuda/driver.py": {"entered": "", "relaxed": "", "stream": ""},
+    "cuda/driver.py": {"entered": "", "relaxed": "", "_working_on": ""},
     "exchange/context.py": {"receipts": ""},
     "execution/waiting.py": {"until": ""},
     "exchange/stream.py": {"Stream": "it enters nothing, and ends when it is dropped"},
