@@ -126,13 +126,19 @@ def convert_tree(
 def is_tree(x: object) -> bool:
     """Return whether an object is a container of tensors, and no tensor itself.
 
-    A list or tuple is one if a tensor, or a container that is no list of numbers, is in it.
+    A list, a tuple or an array of objects is one if a tensor, or a container that is no list of
+    numbers, is in it.
     """
     if _is_tensor(x):
         return False
-    if type(x) in (list, tuple):
-        return any(_is_tensor(item) or is_tree(item) for item in x)  # type: ignore[attr-defined]
+    items: Any = x.flat if isinstance(x, np.ndarray) else x
+    if type(x) in (list, tuple) or _is_of_objects(x):
+        return any(_is_tensor(item) or is_tree(item) for item in items)
     return _is_registered(x) or any(is_of_kind(x) for is_of_kind, _ in _KINDS)
+
+
+def _is_of_objects(x: object) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind == "O"
 
 
 def tensors_of(tree: object, *, keeps_unknown: bool = False) -> list[tuple[str, Any]]:
@@ -421,7 +427,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[_Walk, Any, str], Any]], ..
     (lambda x: isinstance(x, Mapping), _Walk.rebuild_mapping),
     (lambda x: isinstance(x, (ValuesView, ItemsView)), _Walk.rebuild_list),
     (lambda x: isinstance(x, slice), _Walk.rebuild_slice),
-    (lambda x: isinstance(x, np.ndarray) and x.dtype.kind == "O", _Walk.rebuild_objects),
+    (_is_of_objects, _Walk.rebuild_objects),
     (lambda x: adapter.columns_of(x) is not None, _Walk.rebuild_table),
 )
 

@@ -73,9 +73,11 @@ class Channel:
     def close(self) -> None:
         """Free the copies when the user frees the communicator, on all ranks in the same order.
 
-        MPI has few communicators. With calls under way that nobody waited for, they stay.
+        MPI has few communicators. With calls under way that nobody waited for, they stay, and so
+        does the channel, which goes on with these.
         """
         if self.engine.uses(self):
+            _IN_USE.append(self)
             return
         self.engine.job.watched.remove(self.messages)
         for each in (self.collective, self.messages):
@@ -111,6 +113,7 @@ class Channel:
 
 
 _KEYS: list[int] = []  # of the channel that a communicator has, and of the copies for it
+_IN_USE: list[Channel] = []  # of communicators that were freed with calls under way
 _COPIES = 2
 _MAKING = registry.lock()
 
@@ -152,13 +155,15 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
         found = Channel(running, comm, [copy for copy, _ in copies])
         comm.Set_attr(_KEYS[0], found)
         if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
-            of = None if comm == mpi.COMM_WORLD else comm
+            of = None if comm == mpi.COMM_WORLD else found
             found.quick = quick.over(of, found.peers, running.active, running.go_on, Request)
         return found
 
 
 def channel(call: str, comm: Any = None, limit: Deadline | None = None) -> Channel:
     """Return the channel over a communicator of mpi4py, None for all processes of the job.
+
+    A channel is returned as it is.
 
     Raises:
         UnsupportedTypeError: it is no intracommunicator of mpi4py.
@@ -169,6 +174,8 @@ def channel(call: str, comm: Any = None, limit: Deadline | None = None) -> Chann
     running = engine()
     running.job.check_process(call)
     mpi = running.job.mpi
+    if isinstance(comm, Channel):
+        return comm
     if comm is None:
         comm = mpi.COMM_WORLD
     elif not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL:

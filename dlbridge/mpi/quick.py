@@ -6,6 +6,7 @@ is right, and C sees that a call is like another one.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ UNKNOWN = native.Quick()
 """Calls over a communicator of which nothing is known yet: it makes none."""
 
 GOING_ON: dict[str, Callable[..., Any]] = {}
-"""What goes on with a call that C has begun, given the communicator, its state and arguments."""
+"""What goes on with a call that C has begun, given the channel, its state and arguments."""
 # The arguments of calls that have none, or the same as another call.
 ALLGATHER, ALLTOALL, BARRIER = "allgather", "alltoall", "barrier"
 REDUCE_SCATTER = "reduce_scatter"
@@ -30,18 +31,22 @@ _MOST = 64  # array types that are known; each stays as long as the process
 
 
 def over(
-    comm: Any, peers: native.Peers, active: Any, go_on: Callable[[], None], request: type
+    channel: Any, peers: native.Peers, active: Any, go_on: Callable[[], None], request: type
 ) -> native.Quick:
-    """Return what makes calls over a communicator, None for all processes."""
-    made = QUICK if comm is None else native.Quick(QUICK)
+    """Return what makes calls over a channel, None for that of all processes.
+
+    It refers to the channel weakly, as the channel refers to it.
+    """
+    made = QUICK if channel is None else native.Quick(QUICK)
     made.active, made.go_on, made.request = active, go_on, request
-    made.resume = partial(_resume, comm)
+    made.resume = partial(_resume, None if channel is None else weakref.ref(channel))
     made.peers = peers
     return made
 
 
-def _resume(comm: Any, name: str, state: Any, *given: Any) -> Any:
-    return GOING_ON[name](comm, state, *given)
+def _resume(channel: Any, name: str, state: Any, *given: Any) -> Any:
+    # The user may have freed the communicator meanwhile: then the channel is all there is.
+    return GOING_ON[name](None if channel is None else channel(), state, *given)
 
 
 def learn_type(cls: type, framework: str) -> None:

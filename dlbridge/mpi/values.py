@@ -13,6 +13,7 @@ from dlbridge.exchange import adapter
 from dlbridge.exchange.exchange import as_tensor, kind
 from dlbridge.mpi.quick import learn_type
 from dlbridge.tensor.memory import empty
+from dlbridge.tensor.picture import read_layout
 from dlbridge.tensor.values import PADDED, assign
 
 _CPU = (1, 0)
@@ -116,8 +117,8 @@ class Destination:
     """The tensor that a call writes, `out` of the user.
 
     Raises:
-        ExchangeError: it is read-only, requires a gradient that is recorded, or is of a framework
-            whose arrays are never written.
+        ExchangeError: it is read-only, requires a gradient that is recorded, has elements that
+            share an address, or is of a framework whose arrays are never written.
     """
 
     def __init__(self, call: str, out: Any) -> None:
@@ -138,6 +139,12 @@ class Destination:
                 "readonly",
                 f"{call}: out must be writable, got {kind(tensor)}; "
                 "without out the result is returned",
+            )
+        if read_layout(tensor.shape, tensor.strides).kind == "overlapping":
+            raise ExchangeError(
+                "overlap",
+                f"{call}: out must have an address of its own for each element, got "
+                f"{kind(tensor)} with strides {tensor.strides}; without out the result is returned",
             )
         if native.take(out) is not None:
             learn_type(type(out), "numpy" if found is None else found.name)

@@ -273,6 +273,69 @@ class by_python:
         return mpi_collectives.ibarrier(None)
 
 
+def roots_of_smaller_communicators() -> None:
+    """A root that C has learned from all processes need not exist in fewer."""
+    size, x = mpi.size(), np.arange(3.0)
+    rows = np.ones((size, 3))
+    calls = [
+        (mpi.bcast, (x,)),
+        (mpi.gather, (x,)),
+        (mpi.scatter, (rows,)),
+        (mpi.reduce, (x, "sum")),
+    ]
+    begun = [
+        (mpi.ibcast, (x,)),
+        (mpi.igather, (x,)),
+        (mpi.iscatter, (rows,)),
+        (mpi.ireduce, (x, "sum")),
+    ]
+    for call, args in calls:
+        call(*args, size - 1)
+    half = engine().job.mpi.COMM_WORLD.Split(mpi.rank() == size - 1, 0)
+    mpi.barrier(comm=half)
+    for call, args in [*calls, *begun]:
+        refused(ArgumentError, "root must be a rank from 0 to", call, *args, size - 1, comm=half)
+    check(mpi.allreduce(x, comm=half), x * half.size)
+    half.Free()
+
+
+def freed_with_calls_under_way() -> None:
+    """The communicator is gone for the user, and what is under way goes on."""
+    rank, size, x = mpi.rank(), mpi.size(), np.ones(3)
+    copy = engine().job.mpi.COMM_WORLD.Dup()
+    mpi.allreduce(x, comm=copy), mpi.sendrecv(x, (rank + 1) % size, (rank - 1) % size, comm=copy)
+    if rank == 0:
+        mpi.recv(1, tag=7)  # the others have begun theirs by then
+    begun = [mpi.iallreduce(x, comm=copy), mpi.irecv((rank - 1) % size, comm=copy)]
+    begun.append(mpi.isend(x * rank, (rank + 1) % size, comm=copy))
+    if rank == 1:
+        mpi.send(x, 0, tag=7)
+    copy.Free()
+    check(begun[0].wait(timeout=60), x * size)
+    check(begun[1].wait(timeout=60), x * ((rank - 1) % size))
+    begun[2].wait(timeout=60)
+    mpi.barrier()
+
+
+def no_tensors_to_exchange() -> None:
+    """Arrays of objects that are not tensors, and results whose elements share an address."""
+    objects, x = np.array([1, None], dtype=object), np.full(3, float(mpi.rank()))
+    for call in (mpi.allreduce, mpi.bcast, mpi.gather, mpi.reduce, mpi.allgather):
+        refused(ExchangeError, "no dtype for NumPy's dtype", call, objects)
+    for out in (
+        np.lib.stride_tricks.as_strided(np.zeros(3), (mpi.size(), 3), (0, 8)),
+        np.lib.stride_tricks.as_strided(np.zeros(9), (mpi.size(), 3), (8, 8)),
+    ):
+        for _ in range(2):
+            refused(ExchangeError, "an address of its own", mpi.allgather, x, out=out)
+    out = np.zeros((3, mpi.size())).T
+    check(mpi.allgather(x, out=out), np.arange(mpi.size())[:, None] * np.ones(3))
+    tensors = np.empty(2, dtype=object)
+    tensors[:] = [np.ones(2), np.ones((2, 2))]
+    got = mpi.allreduce(tensors)
+    check(got[1], np.full((2, 2), float(mpi.size())))
+
+
 def gathered_by_c() -> None:
     """Small tensors of a known type and root: C and Python in any mixture, whoever is late."""
     rank, size = mpi.rank(), mpi.size()

@@ -549,8 +549,10 @@ static const char *data_of(const source *from) {
 /* Like take_source, for the array of `out=`; declines what must not be written. */
 static int take_out(const quick *self, PyObject *x, source *out) {
     int taken = take_source(self, x, INT_MAX, out);
-    if (taken <= 0 || (PyTuple_GET_ITEM(out->known, 2) == Py_True &&
-                       !(out->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY)))
+    if (taken <= 0 ||
+        (PyTuple_GET_ITEM(out->known, 2) == Py_True &&
+         !(out->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY) &&
+         (dlb_is_row_major(&out->view.dl) || !dlb_overlaps_itself(&out->view.dl))))
         return taken;
     drop_source(out);
     return 0;
@@ -1058,13 +1060,21 @@ static int begin_allreduce(call *self, const quick *of, dlb_peers *over,
     return begin_reduction(self, of, over, key, INT_MAX, WHOLE, args[0], args[2]);
 }
 
+/* The root of a call, a rank of its processes; -1: it is none, and Python says so. What
+ * was learned of calls says nothing of it: other processes may have more ranks. */
+static int read_root(const dlb_peers *over, PyObject *root) {
+    int overflow = 0;
+    long rank =
+        PyLong_CheckExact(root) ? PyLong_AsLongAndOverflow(root, &overflow) : -1;
+    return overflow == 0 && rank >= 0 && rank < over->size ? (int)rank : -1;
+}
+
 static int begin_reduce(call *self, const quick *of, dlb_peers *over,
                         PyObject *const *args) { /* x, op, root */
-    if (!PyUnicode_CheckExact(args[1]) || !PyLong_CheckExact(args[2]))
+    int root = read_root(over, args[2]);
+    if (!PyUnicode_CheckExact(args[1]) || root < 0)
         return 0;
     keep_arguments(self, args, 3);
-    long root = PyLong_AsLong(args[2]); /* if it is known, it exists */
-    PyErr_Clear();
     share gets = root == over->rank ? WHOLE : NOTHING;
     return begin_reduction(self, of, over, PyTuple_Pack(2, args[1], args[2]),
                            DLB_REDUCED_MOST, gets, args[0], Py_None);
@@ -1365,19 +1375,20 @@ static int begin_alltoall(call *self, const quick *of, dlb_peers *over,
 
 /* The digest of a call with a root, and that; -1: declined, perhaps with an exception.
  */
-static int find_root(const quick *self, PyObject *name, PyObject *root,
-                     uint8_t digest[16]) {
-    PyObject *key = PyLong_CheckExact(root) ? PyTuple_Pack(2, name, root) : NULL;
+static int find_root(const quick *self, const dlb_peers *over, PyObject *name,
+                     PyObject *root, uint8_t digest[16]) {
+    int rank = read_root(over, root);
+    PyObject *key = rank >= 0 ? PyTuple_Pack(2, name, root) : NULL;
     bool is_known = key != NULL && find_digest(self, key, digest);
     Py_XDECREF(key);
-    return is_known ? (int)PyLong_AsLong(root) : -1; /* it is known, so it exists */
+    return is_known ? rank : -1;
 }
 
 static int begin_gather(call *self, const quick *of, dlb_peers *over,
                         PyObject *const *args) { /* x, root, out, key */
     uint8_t digest[16];
     source from;
-    self->root = find_root(of, args[3], args[1], digest);
+    self->root = find_root(of, over, args[3], args[1], digest);
     if (self->root < 0 || !may_copy(over))
         return 0;
     int begun = take_source(of, args[0], (size_t)(INT_MAX / over->size), &from);
@@ -1563,10 +1574,9 @@ static int begin_bcast(call *self, const quick *of, dlb_peers *over,
                        PyObject *const *args) { /* x, root, to */
     uint8_t digest[16], tensor[16];
     source from;
-    if (!PyLong_CheckExact(args[1]) || !find_digest(of, args[1], digest) ||
-        !may_copy(over))
+    self->root = read_root(over, args[1]);
+    if (self->root < 0 || !find_digest(of, args[1], digest) || !may_copy(over))
         return 0;
-    self->root = (int)PyLong_AsLong(args[1]); /* it is known, so it exists */
     bool is_root = self->root == over->rank, has_source = args[0] != Py_None;
     int begun = has_source ? take_source(of, args[0], INT_MAX, &from) : !is_root;
     if (begun <= 0)
@@ -1637,7 +1647,7 @@ static int begin_scatter(call *self, const quick *of, dlb_peers *over,
                          PyObject *const *args) { /* x, root, to, out, key */
     uint8_t digest[16], tensor[16];
     source from;
-    self->root = find_root(of, args[4], args[1], digest);
+    self->root = find_root(of, over, args[4], args[1], digest);
     if (self->root < 0 || !may_copy(over))
         return 0;
     bool is_root = self->root == over->rank, has_source = args[0] != Py_None;
