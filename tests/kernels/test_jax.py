@@ -617,3 +617,18 @@ def test_the_gil_is_free_while_a_kernel_runs(jnp: Any, kernels: Any) -> None:
     said[1] = 1
     thread.join()
     assert calls
+
+
+def test_second_derivatives_beside_a_kernel_whose_results_are_integers(jax: Any) -> None:
+    """As beside x.argmax(), which has none."""
+    schema = "jax_tests::place(x: f32[n]) -> i32[]"
+    kernel = dlbridge.wrap(lambda x: np.asarray(x.argmax(), "int32"), schema, abi="python:numpy")
+    x = jax.numpy.array([1.0, 0.0, 3.0])
+
+    def function(x: Any) -> Any:
+        return (x * x * kernel(x)).sum()
+
+    twice = jax.grad(lambda x: jax.grad(function)(x).sum())
+    assert twice(x).tolist() == jax.jit(twice)(x).tolist() == [4, 4, 4]
+    assert jax.hessian(function)(x).tolist() == np.diag([4.0] * 3).tolist()
+    assert jax.jvp(jax.grad(function), (x,), (x,))[1].tolist() == [4, 0, 12]

@@ -410,3 +410,27 @@ def test_python_kernels_run_in_backward_on_many_threads(torch) -> None:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert not wrong
+
+
+def test_results_that_are_integers_have_no_tangent(torch) -> None:
+    """As x.argmax() and x.nonzero() have none: what is multiplied by them is differentiated."""
+
+    def places(x):
+        return np.asarray(x.argmax(), "int32"), np.asarray(x.argmin(), "int32")
+
+    schema = "torch_gradients::places(x: f32[n]) -> (i32[], i32[])"
+    kernel = dlbridge.wrap(places, schema, abi="python:numpy")
+    x, tangent = torch.tensor([1.0, 0.0, 3.0]), torch.tensor([1.0, 2.0, 3.0])
+
+    def function(x):
+        last, first = kernel(x)
+        return x * x * last + first
+
+    value, moved = torch.func.jvp(function, (x,), (tangent,))
+    assert value.tolist() == [3, 1, 19]
+    assert moved.tolist() == [4, 0, 36]
+    assert (
+        torch.func.hessian(lambda x: function(x).sum())(x).tolist() == np.diag([4.0] * 3).tolist()
+    )
+    tangents = torch.vmap(lambda t: torch.func.jvp(function, (x,), (t,))[1])(torch.eye(3))
+    assert tangents.tolist() == torch.diag(4 * x).tolist()

@@ -344,7 +344,7 @@ def _with_refusal(program: Program, call: Call) -> Any:
     made: Any = jax.custom_jvp(call)
 
     def refuse(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        outcome = call(*primals)
+        outcome = made(*primals)  # not `call`: a second derivative passes here
         if not all(map(_is_zero, tangents)) and any(map(_is_differentiable, outcome)):
             raise _missing(program)
         return outcome, tuple(map(_zero_tangent, outcome))

@@ -988,6 +988,8 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
     def jvp(ctx: Any, *tangents: Any) -> Any:
         """Return the tangents of the results, by the kernel's jvp or the transpose of its vjp."""
         call = ctx.call
+        if not any(dtype.is_floating or dtype.is_complex for _, dtype in ctx.made):
+            return (None,) * len(ctx.made) if len(ctx.made) > 1 else None
         if ctx.jvp is None and not gradients.may_transpose(call.kernel):
             raise no_rule(call.kernel, "jvp", "tangent")
         find = _tangents if ctx.jvp is not None else _transposed

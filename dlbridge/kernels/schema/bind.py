@@ -172,14 +172,14 @@ def _to_tensors(schema: Schema, name: str, value: Any) -> list[Any]:
 
 def _read_out(schema: Schema, out: Any) -> list[Any]:
     count = len(schema.results)
-    if count == 1 and schema.results[0].is_list:
+    if count == 1 and schema.results[0].many is not None:  # dynamo of older torch: no properties
         return [_to_tensors(schema, "out", out)]
     if schema.has_lists and isinstance(out, _SEVERAL) and len(out) == count:
         return [
             each
             if part.many is None
             else _optional(each)
-            if part.condition
+            if part.many.kind == "if"
             else _to_tensors(schema, f"out[{place}]", each)
             for place, (part, each) in enumerate(zip(schema.results, out, strict=True))
         ]
