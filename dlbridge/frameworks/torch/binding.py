@@ -317,9 +317,9 @@ def _unwrap(schema: Schema, arguments: Arguments, results: Any) -> Any:
     """
     left = iter(conditions_of(schema, arguments.tensors, arguments.scalars))
     found: list[Any] = []
-    for place, result in enumerate(schema.results):
+    for place, condition in enumerate(schema.conditions):
         value = results[place]
-        if result.condition:
+        if condition:
             value = value[0] if next(left) else None
         found.append(value)
     return tuple(found) if len(found) > 1 else found[0]
@@ -454,8 +454,8 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
             results = [_apart(each, row) for each in results]
         if is_optional:  # what nobody asked for, the function may have made all the same
             wanted = iter(conditions_of(schema, arguments.tensors, arguments.scalars))
-            results = [each if not part.condition or next(wanted) else None
-                       for part, each in zip(schema.results, results)]  # noqa: B905  # fmt: skip
+            results = [each if not condition or next(wanted) else None
+                       for condition, each in zip(schema.conditions, results)]  # noqa: B905  # fmt: skip
         there = [each for each in _row(results) if each is not None]
         for destination, result in zip(_row(out or ()), there):  # noqa: B905  (see bind._assign)
             destination.copy_(result)

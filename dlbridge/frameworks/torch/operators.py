@@ -326,7 +326,7 @@ class CountedOperator(Operator):
     `kernels.counted`.
     """
 
-    __slots__ = ()
+    __slots__ = Operator.__slots__  # dynamo of older torch finds none of a base class
 
     def call_in_c(self, kernel: Kernel, is_out: bool, args: Any, kwargs: Any) -> Any:
         tensors, scalars, _ = self.unpack(False, args, kwargs)

@@ -120,16 +120,16 @@ def conditions_of(
         **dict(zip([part.name for part in schema.scalars], scalars)),  # noqa: B905
     }
     found = []
-    for result in schema.results:
-        if not result.condition:
+    for place, condition in enumerate(schema.conditions):
+        if not condition:
             continue
-        value = given[result.condition]
-        if schema.by_name[result.condition].optional:
+        value = given[condition]
+        if schema.by_name[condition].optional:
             found.append(value is not None)
         elif type(value) is bool:
             found.append(value)
         else:
-            raise _refuse_condition(schema, result, value)
+            raise _refuse_condition(schema, schema.results[place], value)
     return tuple(found)
 
 

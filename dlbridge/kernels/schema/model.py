@@ -84,6 +84,7 @@ class Schema:
         solved: the names that only expressions determine, in the order in which they can be solved.
         has_lists: whether an argument or a result is a list of tensors. Calls are then bound by
             another schema, in which each tensor has a place of its own: see `flatten`.
+        conditions: of each result the argument that decides whether it is there, or "".
         counts: the dimensions of results that the kernel says. Calls are then made by another
             schema, which has their bounds: see `bounded`.
 
@@ -100,8 +101,8 @@ class Schema:
     """
 
     __slots__ = (
-        "by_name", "computed", "counts", "dtypes", "elements", "has_lists", "mutated", "name",
-        "names", "namespace", "packs", "parameters", "positional", "qualified", "results",
+        "by_name", "computed", "conditions", "counts", "dtypes", "elements", "has_lists", "mutated",
+        "name", "names", "namespace", "packs", "parameters", "positional", "qualified", "results",
         "scalars", "sizes", "solved", "spread", "tensors", "text", "typed",
     )  # fmt: skip
 
@@ -123,6 +124,7 @@ class Schema:
     positional: tuple[str, ...]
     by_name: dict[str, Parameter]
     computed: tuple[int, ...]
+    conditions: tuple[str, ...]
     solved: tuple[Solution, ...]
     has_lists: bool
     counts: tuple[Dim, ...]
@@ -209,7 +211,8 @@ class Schema:
         args: list[Any] = []
         kwargs = {}
         for part in self.parameters:
-            value = next(left[part.is_tensor])
+            # dynamo of older torch reads no properties of named tuples
+            value = next(left[part.kind == "tensor"])
             if part.keyword_only:
                 kwargs[part.name] = value
             else:
@@ -416,7 +419,7 @@ class Schema:
     @property
     def has_optional_results(self) -> bool:
         """Whether an argument decides if a result is there; see `flat.conditions_of`."""
-        return any(result.condition for result in self.results)
+        return any(self.conditions)
 
     # ---- a value -------------------------------------------------------------------------------
 
@@ -539,6 +542,7 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         "dtypes": tuple([variables[variable] for variable in found.dtypes]),
         "positional": tuple([part.name for part in parameters if not part.keyword_only]),
         "by_name": {part.name: part for part in parameters},
+        "conditions": tuple(result.condition for result in results),
         "computed": tuple(computed),
         "solved": tuple(find_solutions(parameters)),
         "has_lists": any(part.many is not None for part in parts),
