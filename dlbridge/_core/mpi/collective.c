@@ -289,13 +289,31 @@ static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
     return Py_NewRef(((dlb_collective *)object)->result);
 }
 
-/* Memory of messages that are not complete stays: MPI may still use it. */
+/* Memory of messages that are not complete stays, as MPI may still use it: what is kept
+ * for that, to be found by tools that look for leaks. */
+typedef struct kept {
+    dlb_buffer *source, *target;
+    struct kept *before;
+} kept;
+static _Atomic(kept *) all_kept;
+
+static void keep_memory(const dlb_collective *self) {
+    kept *made = PyMem_RawMalloc(sizeof *made);
+    if (made == NULL)
+        return; /* it stays, and is not found */
+    *made = (kept){self->source, self->target, atomic_load(&all_kept)};
+    while (!atomic_compare_exchange_weak(&all_kept, &made->before, made))
+        ;
+}
+
 static void dealloc(PyObject *object) {
     dlb_collective *self = (dlb_collective *)object;
     bool is_free = true;
     for (size_t i = 0; i < self->count; i++)
         is_free = is_free && !self->messages[i].is_under_way;
-    if (is_free) {
+    if (!is_free)
+        keep_memory(self);
+    else {
         if (self->source != NULL)
             dlb_buffer_drop(self->source);
         if (self->target != NULL)
