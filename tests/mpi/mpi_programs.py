@@ -293,8 +293,11 @@ def roots_of_smaller_communicators() -> None:
         call(*args, size - 1)
     half = engine().job.mpi.COMM_WORLD.Split(mpi.rank() == size - 1, 0)
     mpi.barrier(comm=half)
-    for call, args in [*calls, *begun]:
+    for call, args in calls:
         refused(ArgumentError, "root must be a rank from 0 to", call, *args, size - 1, comm=half)
+    for call, args in begun:
+        request = call(*args, size - 1, comm=half)
+        refused(ArgumentError, "root must be a rank from 0 to", request.wait)
     check(mpi.allreduce(x, comm=half), x * half.size)
     half.Free()
 
