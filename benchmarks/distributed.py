@@ -241,6 +241,8 @@ def main() -> None:
             rows.append({"call": call, "size": label, "us": us})
     us = measure(world, {"mpi4py": world.Barrier, "dlbridge": mpi.barrier}, effort)
     rows.append({"call": "barrier", "size": "", "us": us})
+    begun = {"mpi4py": lambda: world.Ibarrier().Wait(), "dlbridge": lambda: mpi.ibarrier().wait()}
+    rows.append({"call": "ibarrier", "size": "", "us": measure(world, begun, effort)})
     us = measure(world, many(), effort._replace(batches=3))
     rows.append({"call": "waitall", "size": f"{MANY:,} x 8 B", "us": us})
     trees = {

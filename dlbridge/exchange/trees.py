@@ -123,18 +123,23 @@ def convert_tree(
     return native.convert_tree(tree, converter, resume, _is_ordinary, **policies)
 
 
-def is_tree(x: object) -> bool:
+def is_tree(x: Any) -> bool:
     """Return whether an object is a container of tensors, and no tensor itself.
 
-    A list, a tuple or an array of objects is one if a tensor, or a container that is no list of
-    numbers, is in it.
+    A list, a tuple or an array of objects is one if it holds a tensor, or a container other than a
+    list of numbers.
     """
     if _is_tensor(x):
         return False
-    items: Any = x.flat if isinstance(x, np.ndarray) else x
-    if type(x) in (list, tuple) or _is_of_objects(x):
-        return any(_is_tensor(item) or is_tree(item) for item in items)
+    if _is_of_objects(x):
+        return _holds_tensors(x.flat)
+    if type(x) in (list, tuple):
+        return _holds_tensors(x)
     return _is_registered(x) or any(is_of_kind(x) for is_of_kind, _ in _KINDS)
+
+
+def _holds_tensors(items: Iterable[Any]) -> bool:
+    return any(_is_tensor(item) or is_tree(item) for item in items)
 
 
 def _is_of_objects(x: object) -> bool:

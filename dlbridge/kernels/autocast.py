@@ -25,7 +25,7 @@ def read_rule(rule: object) -> str | None:
     """Return a rule as `wrap` was given it: one of `CHOICES`; a dtype may be any framework's.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not one of these.
     """
     if rule is None or (isinstance(rule, str) and rule in (LOWER, PROMOTE)):
         return rule

@@ -146,14 +146,8 @@ class Counted:
         """
         if not args or "out" in kwargs:
             return NotImplemented
-        kind = type(args[0])
-        if kind is np.ndarray:
-            name = "numpy"
-        elif kind.__name__ == "Tensor" and kind.__module__ == "torch" and self._may_be_plain:
-            name = "torch"
-        else:
-            return NotImplemented
-        if framework is not None and framework != name:
+        name = "numpy" if type(args[0]) is np.ndarray else "torch"
+        if framework not in (None, name) or (name == "torch" and not self._may_be_plain):
             return NotImplemented
         if name == "numpy":
             found = self.bounded(*args, **kwargs)

@@ -14,6 +14,7 @@ from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.lists import group_results
 from dlbridge.kernels.schema import (
     MISSING,
+    SEVERAL,
     Described,
     Dim,
     Flat,
@@ -33,7 +34,6 @@ EXTENTS = (4, 3, 5, 2, 6, 7)  # of the names of a schema, in order: different, s
 PACK = (2, 3)
 LENGTH = 2  # of lists of tensors
 ANY_DTYPE = ("float64", "float32", "int32", "uint8", "bool")  # where a schema takes every dtype
-_SEVERAL = (tuple, list)  # dynamo of older torch knows no unions
 # How far a result may be from the reference's, which computes in float64.
 TOLERANCES = {
     "float64": 1e-9, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2,
@@ -162,13 +162,13 @@ def several(value: Any) -> list[Any]:
     """Return what a call gave as a list, the tensors of lists in a row."""
     if value is None:
         return []
-    if not isinstance(value, _SEVERAL):
+    if not isinstance(value, SEVERAL):
         return [value]
     return [
         each
         for one in value
         if one is not None  # an optional result
-        for each in (one if isinstance(one, _SEVERAL) else [one])
+        for each in (one if isinstance(one, SEVERAL) else [one])
     ]
 
 

@@ -115,7 +115,7 @@ def check_gradcheck(subject: Subject) -> None:
 
 
 def check_autocast(subject: Subject) -> None:
-    """torch.autocast: values are those of arguments that were cast, gradients have their dtypes."""
+    """torch.autocast: values and gradients are those of a call with arguments that were cast."""
     kernel, schema = subject.recipe.kernel, subject.recipe.schema
     if kernel.autocast is None:
         raise Inapplicable("the kernel has no autocast=")
@@ -135,9 +135,14 @@ def check_autocast(subject: Subject) -> None:
     right = samples.several(function(*cast))
     torch.testing.assert_close(got, right, rtol=0, atol=0, equal_nan=True)
     wanted = [each for each in tensors if each.requires_grad]
-    moving = [each.sum() for each in got if each.requires_grad]
-    if wanted and moving:
-        torch.autograd.grad(moving, wanted, allow_unused=True)
+    if wanted and any(each.requires_grad for each in got):
+        found, expected = (
+            torch.autograd.grad(
+                [each.sum() for each in results if each.requires_grad], wanted, allow_unused=True
+            )
+            for results in (got, right)
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def _leaves(subject: Subject, has_gradient: bool = True) -> list[Any]:

@@ -255,7 +255,10 @@ def test_the_text_says_what_decides() -> None:
         ("(x: f32[n], a: int) -> (y: f32[n], z: f32[n]? if a)", "it is a: int"),
         ("(x: f32[n], a: bool?) -> (y: f32[n], z: f32[n]? if a)", r"it is a: bool\?"),
         ("(x: f32[n], a: bool) -> f32[n]? if a", "one result must always be there"),
-        ("(xs: f32[n][k], a: bool) -> (y: f32[n], z: f32[n][k]? if a)", "no optional result"),
+        (
+            "(xs: f32[n][k], a: bool) -> (y: f32[n], z: f32[n][k]? if a)",
+            "a list of tensors cannot be optional",
+        ),
         ("(x: f32[n], a: bool) -> (y: f32[n], z: f32[k<=n]? if a)", "cannot have 'k<=n'"),
         ("(x: f32[n], a: bool) -> (y: f32[n], z: f32[m]? if a)", "'m' of 'z' is not determined"),
     ],

@@ -10,8 +10,8 @@
 extern PyTypeObject dlb_LimitsType, dlb_ConverterType, dlb_TreeMemoType;
 
 /* ---- take.c: the C paths in ---- */
-/* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is no
- * Exception. */
+/* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is
+ * not an Exception. */
 int dlb_take(PyObject *x, dlb_view *view);
 /* The same, also while receipts are written, in which it leaves none. */
 int dlb_look(PyObject *x, dlb_view *view);

@@ -1,5 +1,5 @@
-/* A collective that copies, once the ranks have agreed: each rank sends what another
- * one gets straight to it.
+/* A collective that copies, once the ranks have agreed: each rank sends each of the
+ * others directly what that one gets.
  *
  * The messages have the tag of the ballot, which the call was given when it began, so
  * that any number of collectives may be under way, and go on in any order. */
@@ -289,8 +289,8 @@ static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
     return Py_NewRef(((dlb_collective *)object)->result);
 }
 
-/* Memory of messages that are not complete stays, as MPI may still use it: what is kept
- * for that, to be found by tools that look for leaks. */
+/* MPI may still use the memory of messages that are not complete: it is never freed,
+ * and listed here, so that leak detectors find it. */
 typedef struct kept {
     dlb_buffer *source, *target;
     struct kept *before;
@@ -300,7 +300,7 @@ static _Atomic(kept *) all_kept;
 static void keep_memory(const dlb_collective *self) {
     kept *made = PyMem_RawMalloc(sizeof *made);
     if (made == NULL)
-        return; /* it stays, and is not found */
+        return; /* it is not freed all the same */
     *made = (kept){self->source, self->target, atomic_load(&all_kept)};
     while (!atomic_compare_exchange_weak(&all_kept, &made->before, made))
         ;

@@ -50,7 +50,8 @@ typedef struct {
     _Atomic uint32_t tags[3]; /* so many were given out, by dlb_tag_use */
     _Atomic int turns;        /* collectives of Python that have yet to be posted */
     int generation;           /* of the process that made them, see dlb_is_member */
-    bool is_direct; /* copies go from rank to rank: with many ranks, MPI sends less */
+    bool
+        is_direct; /* copies go from rank to rank; MPI needs fewer messages with many */
 } dlb_peers;
 
 /* Whether this process is one of them: not a child that was forked from one. */
@@ -82,7 +83,7 @@ enum {
     DLB_FEW_RANKS = 4,
     DLB_MANY_RANKS_MOST = 256 * 1024,
     /* Bytes of an allgather or alltoall, of all ranks together, or of a bcast, that
-     * travel with the ballot: MPI is faster with more. */
+     * travel with the ballot: messages of their own are faster with more. */
     DLB_COPIED_MOST = 4 * 1024,
     /* Bytes of a reduce_scatter that travel with the ballot: each rank sends half of
      * what it has in a round. */
@@ -116,8 +117,8 @@ void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
 dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
                            const uint8_t *tensor, size_t size,
                            const dlb_combine *combine);
-/* Each rank gets one row of the payload, of as many as there are ranks; the others are
- * of no use afterwards. -1: with a MemoryError. */
+/* Have each rank get one row of the payload, which has one for each rank; the other
+ * rows are undefined afterwards. -1 with a MemoryError. */
 int dlb_ballot_scatter(dlb_ballot *ballot);
 char *dlb_ballot_payload(dlb_ballot *ballot);
 size_t dlb_ballot_size(const dlb_ballot *ballot);

@@ -764,8 +764,9 @@ typedef struct call {
     size_t awaited; /* bytes of what is under way */
     int root;
     share gets;
-    PyObject
-        *instead; /* borrowed: None, `out`, or x on the root of a bcast; or NULL, */
+    /* Borrowed: returned in place of a new array: None, `out`, or x on the root of a
+     * bcast; or NULL. */
+    PyObject *instead;
     PyObject *converter;      /* a reference: the result is a new array */
     dlb_buffer *memory, *out; /* references, or NULL: of the result, and of `out` */
     char *data, *out_data;
@@ -874,7 +875,7 @@ static int has_result(const call *self) {
     return self->result == NULL ? -1 : 1;
 }
 
-/* The result has these contents. */
+/* Make the result of these contents. */
 static int finish_with(call *self, const char *contents) {
     if (self->out != NULL && self->out_data != contents)
         memcpy(self->out_data, contents, self->nbytes);
@@ -885,7 +886,7 @@ static int finish_with(call *self, const char *contents) {
     return has_result(self);
 }
 
-/* The result is in its memory, if it has some. */
+/* Make the result of its memory, where that was allocated. */
 static int finish_call(call *self) {
     if (self->instead != NULL)
         return finish_with(self, self->data);
@@ -902,7 +903,7 @@ enum {
     NEXT = 3, /* something else is under way, and may take as long */
 };
 
-/* Copy, as all have agreed. */
+/* Begin to copy, since all ranks agree. */
 static int begin_copying(call *self, size_t nbytes) {
     if (dlb_collective_post(self->copies, self->ballot) < 0)
         return -1;
@@ -929,7 +930,8 @@ static int advance_call(void *object) {
 typedef int (*beginning)(call *self, const quick *of, dlb_peers *over,
                          PyObject *const *args);
 
-/* Python reports to all ranks that there is no memory. */
+/* 1: begun; 0: declined, also where memory could not be allocated, which Python then
+ * reports to all ranks. Any other error stays set. */
 static int begin_or_decline(call *self, beginning begin, const quick *of,
                             dlb_peers *over, PyObject *const *args) {
     int begun = begin(self, of, over, args);
@@ -978,7 +980,7 @@ static int settled_reduction(call *self) {
     return self->memory != NULL ? finish_call(self) : finish_with(self, all);
 }
 
-/* Values that are too large for the ballot follow it; -1: there is no memory. */
+/* Have values that are too large for the ballot follow it; -1: failed to allocate. */
 static int add_values(call *self, const dlb_combine *loop, const source *from) {
     call whole; /* of which a row is the result */
     PyObject *target;
@@ -1060,8 +1062,9 @@ static int begin_allreduce(call *self, const quick *of, dlb_peers *over,
     return begin_reduction(self, of, over, key, INT_MAX, WHOLE, args[0], args[2]);
 }
 
-/* The root of a call, a rank of its processes; -1: it is none, and Python says so. What
- * was learned of calls says nothing of it: other processes may have more ranks. */
+/* The root of a call; -1: not a rank of these processes, which Python refuses. That a
+ * call with this root is known does not suffice: another communicator may have more
+ * ranks. */
 static int read_root(const dlb_peers *over, PyObject *root) {
     int overflow = 0;
     long rank =
@@ -1970,7 +1973,7 @@ static void drop_call(begun *self) {
     }
 }
 
-/* Nothing more is to be done for it here. What is listed is under way. */
+/* End a call here, and take it off the list of those under way. */
 static void retire(begun *self) {
     bool was_listed = self->is_listed;
     self->is_listed = false;

@@ -17,7 +17,7 @@ int dlb_fill_from_buffer(const Py_buffer *in, dlb_view *view) {
         }
         if (in->itemsize == 0 || in->strides[i] % in->itemsize) {
             dlb_refuse("strides",
-                       "buffer: stride %zd is no multiple of the item size %zd",
+                       "buffer: stride %zd is not a multiple of the item size %zd",
                        in->strides[i], in->itemsize);
             return -1;
         }

@@ -91,7 +91,7 @@ static inline const dlb_known_type *dlb_type_of(PyObject *x) {
 /* Whether its objects are tensors of a framework that were taken before; false of
  * classes of users, which may speak a protocol and be something else as well. */
 bool dlb_is_framework_type(PyTypeObject *type);
-/* Let the adapter of this type see it, once; -1: an error that is no Exception. */
+/* Show a type to its adapter, once; -1: an error that is not an Exception. */
 int dlb_meet_type(PyTypeObject *type);
 /* For `accept`: a tuple of `count`; -1 with an error that says what is needed. */
 int dlb_expect_payload(PyObject *payload, Py_ssize_t count, const char *needs);

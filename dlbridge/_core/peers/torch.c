@@ -74,7 +74,8 @@ static int fix_size(PyObject *x, PyObject *storage) {
         PyObject_CallMethodNoArgs(storage, torch_names[RESIZABLE]), Py_False);
     if (fixed != 0)
         return fixed < 0 ? -1 : 0;
-    /* as after Tensor.numpy(); the Python path knows a way for every dtype */
+    /* Tensor.numpy() fixes the size as well; for dtypes that NumPy lacks, the Python
+     * path has other means */
     PyObject *array = PyObject_CallMethodNoArgs(x, torch_names[TO_NUMPY]);
     Py_XDECREF(array);
     return array ? 0 : -1;

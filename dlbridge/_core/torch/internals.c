@@ -647,7 +647,7 @@ static bool is_alike(PyObject *x, PyObject *like) {
 }
 
 /* torch_alike(tensors, others) -> whether the tensors, a tuple, are of the dtypes and
- * shapes of as many first others; false also where C cannot tell. */
+ * shapes of as many first others; also false where C cannot determine that. */
 static PyObject *alike(PyObject *Py_UNUSED(module), PyObject *const *args,
                        Py_ssize_t count) {
     if (count != 2 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[1]))

@@ -18,7 +18,14 @@ from torch import _C
 from dlbridge.dtype import DType
 from dlbridge.errors import UnsupportedTypeError
 from dlbridge.kernels.autocast import CAST, LOWER, PROMOTE, accepted
-from dlbridge.kernels.schema import Described, Parameter, Schema, refusal, short_name
+from dlbridge.kernels.schema import (
+    SEVERAL,
+    Described,
+    Parameter,
+    Schema,
+    refusal,
+    short_name,
+)
 
 KEYS = ("AutocastCPU", "AutocastCUDA")
 _KEY_SET = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(
@@ -26,7 +33,6 @@ _KEY_SET = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(
 )
 _DEVICES = ("cpu", "cuda")
 _ELIGIBLE = tuple(DType(name).to("torch") for name in CAST)
-_SEVERAL = (list, tuple)  # dynamo of older torch knows no unions
 
 
 class Casts:
@@ -67,7 +73,7 @@ class Casts:
                 if way is True and dtype is not None:
                     self._refuse_written(self.names[place], given, dtype)
                 found.append(given)
-            elif isinstance(given, _SEVERAL):
+            elif isinstance(given, SEVERAL):
                 found.append([_cast(each, dtype, device) for each in given])
             else:
                 found.append(_cast(given, dtype, device))
@@ -89,14 +95,14 @@ class Casts:
         for way, given in zip(self.ways, tensors):  # noqa: B905  (see bind._assign)
             if way is not True:
                 continue
-            for each in given if isinstance(given, _SEVERAL) else (given,):
+            for each in given if isinstance(given, SEVERAL) else (given,):
                 if _is_eligible(each, device):
                     same = widest is None or widest == each.dtype
                     widest = each.dtype if same else torch.float32
         return widest
 
     def _refuse_written(self, name: str, given: Any, dtype: Any) -> None:
-        several = given if isinstance(given, _SEVERAL) else (given,)
+        several = given if isinstance(given, SEVERAL) else (given,)
         for each in several:
             if each is None or each.dtype == dtype or each.dtype not in _ELIGIBLE:
                 continue
@@ -124,7 +130,7 @@ def _way(schema: Schema, part: Parameter) -> Any:
 def _device(tensors: Sequence[Any]) -> str | None:
     """Return the device of the first tensor, if it has autocast."""
     for given in tensors:
-        for each in given if isinstance(given, _SEVERAL) else (given,):
+        for each in given if isinstance(given, SEVERAL) else (given,):
             if each is not None:
                 kind: str = each.device.type
                 return kind if kind in _DEVICES else None

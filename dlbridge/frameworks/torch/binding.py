@@ -38,6 +38,7 @@ from dlbridge.kernels.kernel import Kernel, Shortcut, all_known, is_native_to, s
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
 from dlbridge.kernels.schema import (
+    SEVERAL,
     Arguments,
     Described,
     Schema,
@@ -607,13 +608,10 @@ def _empty(like: Any, shape: Any, dtype: DType) -> Any:
     return torch.empty(shape, dtype=dtype.to("torch"), device=device)
 
 
-_SEVERAL = (tuple, list)  # dynamo of older torch knows no unions
-
-
 def _several(value: Any, schema: Schema) -> list[Any]:
     if not schema.results:
         return []
-    results = list(value) if isinstance(value, _SEVERAL) else [value]
+    results = list(value) if isinstance(value, SEVERAL) else [value]
     if len(results) != len(schema.results):
         plural = "" if len(schema.results) == 1 else "s"
         raise UnsupportedTypeError(

@@ -42,6 +42,7 @@ from dlbridge.kernels.schema.parts import (
     MAX_EXTENT,
     MAX_LISTED,
     MISSING,
+    SEVERAL,
     Arguments,
     Bindings,
     Described,
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 # ---- arguments -----------------------------------------------------------------------------------
 
 _EXACT = {"float": float, "bool": bool, "dtype": DType}  # nothing to check or convert
-_SEVERAL = (tuple, list)
 _NUMBERS_AND_TEXT = (bool, int, float, complex, str, np.generic)
 
 
@@ -157,13 +157,13 @@ def _unexpected(schema: Schema, name: str) -> DLBridgeError:
 
 def _to_tensors(schema: Schema, name: str, value: Any) -> list[Any]:
     """Return a list of tensors as a list of Python; elements that are None or lists are refused."""
-    if not isinstance(value, _SEVERAL):
+    if not isinstance(value, SEVERAL):
         hint = "pass [x], or [*x] for its parts" if hasattr(value, "shape") else ""
         expected = "a list or tuple of tensors"
         text = refusal(schema.qualified, name, expected, type_name(value), hint)
         raise UnsupportedTypeError(text)
     for place, each in enumerate(value):
-        if each is None or isinstance(each, _SEVERAL):
+        if each is None or isinstance(each, SEVERAL):
             hint = "a list of tensors cannot hold lists" if each is not None else ""
             text = refusal(schema.qualified, f"{name}[{place}]", "a tensor", type_name(each), hint)
             raise UnsupportedTypeError(text)
@@ -174,7 +174,7 @@ def _read_out(schema: Schema, out: Any) -> list[Any]:
     count = len(schema.results)
     if count == 1 and schema.results[0].many is not None:  # dynamo of older torch: no properties
         return [_to_tensors(schema, "out", out)]
-    if schema.has_lists and isinstance(out, _SEVERAL) and len(out) == count:
+    if schema.has_lists and isinstance(out, SEVERAL) and len(out) == count:
         return [
             each
             if part.many is None
@@ -183,7 +183,7 @@ def _read_out(schema: Schema, out: Any) -> list[Any]:
             else _to_tensors(schema, f"out[{place}]", each)
             for place, (part, each) in enumerate(zip(schema.results, out, strict=True))
         ]
-    if not isinstance(out, _SEVERAL):
+    if not isinstance(out, SEVERAL):
         if count == 1:
             return [out]
         raise UnsupportedTypeError(refusal(schema.qualified, "out", several(count), type_name(out)))
@@ -226,7 +226,7 @@ def _to_list(
     schema: Schema, parameter: Parameter, value: Any, traced: bool, symbolic: bool
 ) -> tuple[Any, ...]:
     """Return the numbers as a tuple; each is what a scalar may be."""
-    if not isinstance(value, _SEVERAL):
+    if not isinstance(value, SEVERAL):
         raise refuse_scalar(schema, parameter, value)
     count = len(value)
     if count > MAX_LISTED or (parameter.length is not None and count != parameter.length):

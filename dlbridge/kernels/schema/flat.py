@@ -111,7 +111,7 @@ def conditions_of(
     """Return, for each optional result of a call, whether it is there.
 
     Raises:
-        UnsupportedTypeError: what decides is no bool, but a value that is not known yet.
+        UnsupportedTypeError: the argument that decides is not a bool, but a value that is traced.
     """
     if not schema.has_optional_results:
         return ()

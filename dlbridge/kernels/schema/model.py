@@ -418,7 +418,7 @@ class Schema:
 
     @property
     def has_optional_results(self) -> bool:
-        """Whether an argument decides if a result is there; see `flat.conditions_of`."""
+        """Whether an argument decides if a result is there; see `conditions`."""
         return any(self.conditions)
 
     # ---- a value -------------------------------------------------------------------------------
@@ -1155,7 +1155,7 @@ def encode_expression(
         number: returns the number of a name, or refuses it.
 
     Raises:
-        ArgumentError: it is no expression, or has a number of more than 63 bits.
+        ArgumentError: it is not an expression, or has a number of more than 63 bits.
     """
     try:
         dim = parse_expression(size) if isinstance(size, str) else None

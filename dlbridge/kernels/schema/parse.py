@@ -603,7 +603,7 @@ class Parser:
             return found
         dtype, dims, many = found
         if many is not None:
-            reader.refuse("a list of tensors, which may be empty, is no optional result", mark)
+            reader.refuse("a list of tensors cannot be optional: it may be empty", mark)
         if reader.next.text != "if":
             reader.refuse_next("'if' and the argument that decides, as in f32[n]? if save")
         reader.advance()

@@ -34,6 +34,8 @@ MAX_CALL_NAMES = 65536  # dimensions and packs of a call, where each tensor has 
 MAX_LISTS = 8  # arguments that are lists of numbers
 MAX_LISTED = 64  # numbers in one of them
 
+SEVERAL = (tuple, list)  # of lists of tensors, and results; dynamo of older torch knows no unions
+
 # ---- dimensions ----------------------------------------------------------------------------------
 
 Step = tuple[str, int | str]
