@@ -304,6 +304,10 @@ class OfMpi4py:
     def __init__(self, world: Any) -> None:
         self.world = world
 
+    def average(self, x: Any) -> Any:
+        self.world.Allreduce(x, made := np.empty_like(x))
+        return np.divide(made, self.world.size, out=made)
+
     def reduce(self, x: Any) -> Any:
         self.world.Reduce(x, made := np.empty_like(x) if self.world.rank == 0 else None)
         return x if made is None else made
@@ -378,6 +382,7 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
 
     raw_of = OfMpi4py(world)
     calls: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+        "allreduce, mean": (raw_of.average, partial(mpi.allreduce, op="mean")),
         "reduce": (raw_of.reduce, mpi.reduce),
         "bcast": (raw_of.spread, mpi.bcast),
         "bcast and barrier": (raw_of.spread_and_wait, ours),

@@ -1123,15 +1123,23 @@ class Ballot:
 
 @final
 class Reduction:
-    """A reduction by the loops of a ufunc, for NumPy's type numbers `types`."""
+    """A reduction by the loops of a ufunc, for NumPy's type numbers `types`; `learn` adds those of
+    ml_dtypes. `quotients`: of a mean, whose sum is divided: see reductions.py."""
 
-    def __new__(cls, call: bytes, ufunc: Any, types: tuple[int, ...]) -> Self: ...
+    def __new__(
+        cls,
+        call: bytes,
+        ufunc: Any,
+        types: tuple[int, ...],
+        quotients: Callable[[tuple[int, int, int], int], bytes] | None = None,
+    ) -> Self: ...
+    def learn(self, dtype: tuple[int, int, int], number: int, /) -> None: ...
 
 @final
 class TreePlan:
     """How trees are reduced that are made as `tree` is: of plain containers, with tensors of the
     same shapes and dtypes in the same places. `leaves`: its tensors, each once, `tensors`: as they
-    are sent; `call`: the digest of the call with its `arguments`; `mean`: results are divided.
+    are sent; `call`: the digest of the call with its `arguments`.
     """
 
     def __new__(
@@ -1142,7 +1150,6 @@ class TreePlan:
         call: bytes,
         arguments: str,
         reduction: Reduction,
-        mean: bool,
     ) -> Self: ...
     @property
     def is_plain(self) -> bool: ...

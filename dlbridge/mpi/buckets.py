@@ -3,15 +3,14 @@
 The ranks agree once on all tensors. Then each large tensor goes by itself, from where it is; small
 ones of one dtype are packed, and their results share memory.
 
-An allreduce of dtypes that NumPy has itself is `native.TreeBallot`, which C begins by itself for
-trees of which it has learnt a `native.TreePlan`. Buckets have what MPI moves.
+An allreduce is `native.TreeBallot`, which C begins by itself for trees of which it has learnt a
+`native.TreePlan`. Buckets have what MPI moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from dlbridge.mpi.agreement import Ballot, TreeCall, agree, digest
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.collectives import Call, prepare
 from dlbridge.mpi.engine import Operation, Request, Steps
-from dlbridge.mpi.quick import QUICK, TREE, learn_call
+from dlbridge.mpi.quick import QUICK, TREE
 from dlbridge.mpi.values import Kind
 from dlbridge.signals import not_from_handler
 from dlbridge.tensor.memory import empty
@@ -283,13 +282,13 @@ def iallreduce(over: Channel, x: Any, op: str, out: Any) -> Request:
 
 def _plan(tree: Tree, op: str) -> native.TreePlan:
     """Return how a tree is reduced, as far as it can be without MPI; C learns it."""
-    key = reductions.known_as(op, None)
-    learn_call(key, partial(reductions.quick, op, digest("allreduce", f"op={op!r}")))
+    kinds = {call.source.kind.dtype for call in tree.calls if call.source is not None}
+    how = reductions.learn(op, op, digest("allreduce", f"op={op!r}"), *kinds)
     leaves = [x for _, x in tensors_of(tree.tree)]
     tensors = [call.source.tensor for call in tree.calls if call.source is not None]
     said = digest(tree.name, tree.arguments)
     plan = native.TreePlan(
-        *(tree.tree, leaves, tensors, said, tree.arguments, QUICK.calls[key], op == "mean")
+        *(tree.tree, leaves, tensors, said, tree.arguments, how)
     )
     if plan.is_plain:
         known = QUICK.calls.get((op, TREE), ())

@@ -23,7 +23,6 @@ from dlbridge.mpi.quick import (
     ALLTOALL,
     BARRIER,
     GATHER,
-    QUICK,
     REDUCE_SCATTER,
     SCATTER,
     learn_call,
@@ -232,17 +231,16 @@ def _reduce(
         return finish(target) if target is not None else None
 
     if call.error is None:
-        key = reductions.known_as(op, root)
-        learn_call(key, partial(reductions.quick, op, digest(name, arguments)))
         assert call.source is not None
-        assert dtype is not None
+        said, key = digest(name, arguments), reductions.known_as(op, root)
+        how = reductions.learn(key, op, said, call.source.kind.dtype)
         tensor = call.source.tensor
-        is_moved = reductions.follow_ballot(over, tensor, dtype)
+        is_moved = reductions.follow_ballot(over, tensor)
         if not is_moved or (root is not None and tensor.nbytes > REDUCED_MOST):
             is_small = tensor.nbytes <= MOST
             return start(call, over, small if is_small else large, posts=not is_small)
         receive = partial(call.receive, call.source.kind)
-        call, state = _add_values(call, over, QUICK.calls[key], state, receive)
+        call, state = _add_values(call, over, how, state, receive)
     ballot = call.ballot(over, state=state)
     return start(call, over, partial(_reduce_values, over, ballot, finish))
 
@@ -338,13 +336,12 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
 
     if call.error is not None or call.source is None:
         return start(call, over, large, posts=True)
-    assert dtype is not None
-    key = reductions.known_as(op, REDUCE_SCATTER)
-    learn_call(key, partial(reductions.quick, op, digest("reduce_scatter", f"op={op!r}")))
+    said, key = digest("reduce_scatter", f"op={op!r}"), reductions.known_as(op, REDUCE_SCATTER)
+    how = reductions.learn(key, op, said, call.source.kind.dtype)
     tensor = call.source.tensor
     is_moved = ROWS_MOST < tensor.nbytes <= REDUCED_MOST
-    if is_moved and reductions.follow_ballot(over, tensor, dtype):
-        call, state = _add_values(call, over, QUICK.calls[key], state, call.source.kind.empty)
+    if is_moved and reductions.follow_ballot(over, tensor):
+        call, state = _add_values(call, over, how, state, call.source.kind.empty)
         ballot = call.ballot(over, state=state)
         take_row = lambda whole: finish(np.asarray(raw_bytes(whole)))  # noqa: E731
         return start(call, over, partial(_reduce_values, over, ballot, take_row))

@@ -3,19 +3,22 @@
 MPI has no float16, bfloat16, float8 and no bool of one byte that every library adds alike, and its
 minimum and maximum lose a NaN or keep it depending on the order of ranks. There MPI gets an
 operator that calls NumPy, with ml_dtypes for the small floats: each step is rounded to the dtype.
+
+What follows a ballot, or travels with it, is reduced by C, in the loops of the same ufuncs.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.dtype import CODES, DType
+from dlbridge.dtype import CODES, DType, make_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.mpi.channel import Channel
+from dlbridge.mpi.quick import QUICK, learn_call
 from dlbridge.mpi.values import Kind, dtype_of
 from dlbridge.signals import not_from_handler
 from dlbridge.tensor.values import raw_bytes
@@ -52,9 +55,8 @@ REDUCTIONS = {
     "or": Reduction(np.bitwise_or, "BOR", _BITS, _INTEGER),
     "xor": Reduction(np.bitwise_xor, "BXOR", _BITS, _INTEGER),
 }
-# NumPy's own, but for float16, whose loops C does not call; by number, since characters of
-# ml_dtypes are the same.
-_NUMBERS = {np.dtype(code).num: np.dtype(code) for code in "?bhilqBHILQfdFD"}
+# NumPy's own, by number, since characters of ml_dtypes are the same.
+_NUMBERS = {np.dtype(code).num: np.dtype(code) for code in "?bhilqBHILQefdFD"}
 # MPI's names of the dtypes that it computes with as everybody does.
 _TYPES = {
     "int8": "INT8_T",
@@ -163,26 +165,39 @@ def finish(op: str, dtype: np.dtype[Any], result: native.TensorBase, size: int) 
 
 
 def divide(dtype: np.dtype[Any], tensor: native.TensorBase, size: int) -> None:
-    """Divide a compact tensor in place; small floats in float32, then rounded."""
-    values = np.asarray(raw_bytes(tensor)).view(dtype)
+    """Divide a compact tensor in place, as C does."""
+    _divide(np.asarray(raw_bytes(tensor)).view(dtype), size)
+
+
+def _divide(values: np.ndarray[Any, Any], size: int) -> None:
+    """Divide numbers in their dtype; small floats in float32, then rounded."""
     with np.errstate(all="ignore"):
-        if dtype.num in _NUMBERS:
+        if values.itemsize > _SMALL:
             parts = values.view(values.real.dtype)
             np.divide(parts, parts.dtype.type(size), out=parts)
         else:
-            values[:] = (values.astype(np.float32) / np.float32(size)).astype(dtype)
+            values[:] = (values.astype(np.float32) / np.float32(size)).astype(values.dtype)
+
+
+_SMALL = 2  # bytes of a float that is divided by a table: `quotients`
+
+
+@lru_cache(maxsize=16)
+def quotients(dtype: tuple[int, int, int], size: int) -> bytes:
+    """Return every number of a small dtype, in the order of its bits, divided by `size`."""
+    numbers = np.arange(2 ** dtype[1], dtype=np.uint8 if dtype[1] == 8 else np.uint16)
+    _divide(numbers.view(make_dtype(*dtype).numpy), size)
+    return numbers.tobytes()
 
 
 def known_as(op: str, root: int | str | None) -> Any:
-    """Return by which arguments C knows the reduction; those that it does not finish, by none."""
-    if op == "mean":
-        return op, "", root
+    """Return by which arguments C knows the reduction."""
     return op if root is None else (op, root)
 
 
-def follow_ballot(channel: Channel, tensor: native.TensorBase, dtype: np.dtype[Any]) -> bool:
+def follow_ballot(channel: Channel, tensor: native.TensorBase) -> bool:
     """Return whether values follow the ballot and are reduced by it; all ranks find the same."""
-    return dtype.num in _NUMBERS and channel.peers.moves_values(tensor.nbytes)
+    return channel.peers.moves_values(tensor.nbytes)
 
 
 def aligned(tensor: native.TensorBase) -> native.TensorBase:
@@ -191,15 +206,25 @@ def aligned(tensor: native.TensorBase) -> native.TensorBase:
     return tensor if tensor.data_ptr % itemsize == 0 else tensor.copy()
 
 
-def quick(op: str, call: bytes) -> native.Reduction:
-    """Return the reduction for C, for the dtypes that NumPy has itself."""
+def learn(key: Any, op: str, call: bytes, *dtypes: tuple[int, int, int]) -> native.Reduction:
+    """Let C make a call with these arguments, for these dtypes as well; return its reduction."""
+    learn_call(key, partial(_make, op, call))
+    made: native.Reduction = QUICK.calls[key]
+    for dtype in dtypes:
+        if (number := make_dtype(*dtype).numpy.num) not in _NUMBERS:  # of ml_dtypes
+            made.learn(dtype, number)
+    return made
+
+
+def _make(op: str, call: bytes) -> native.Reduction:
     reduction = REDUCTIONS[op]
     types = [
         number
         for number, dtype in _NUMBERS.items()
         if _class(DType(dtype.name)) in reduction.classes
     ]
-    return native.Reduction(call, reduction.ufunc, tuple(types))
+    divided = quotients if op == "mean" else None
+    return native.Reduction(call, reduction.ufunc, tuple(types), divided)
 
 
 _OPERATORS: list[Operators] = []

@@ -114,12 +114,12 @@ class Calls:
         self.quick.types.update(QUICK.types)
         known = self.quick.calls
         for op in OPS:
-            known[op] = reductions.quick(op, digest("allreduce", f"op={op!r}"))
+            known[op] = reductions.learn(op, op, digest("allreduce", f"op={op!r}"))
             scatter = digest("reduce_scatter", f"op={op!r}")
-            known[op, REDUCE_SCATTER] = reductions.quick(op, scatter)
+            known[op, REDUCE_SCATTER] = reductions.learn((op, REDUCE_SCATTER), op, scatter)
             for root in range(size):
                 said = digest("reduce", f"op={op!r}, root={root}")
-                known[op, root] = reductions.quick(op, said)
+                known[op, root] = reductions.learn((op, root), op, said)
         for root in range(size):
             known[root] = digest("bcast", f"root={root}")
         for name in (ALLGATHER, ALLTOALL, BARRIER):

@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.mpi]
 TOGETHER = (
     "reductions",
     "means",
+    "means_by_c",
     "copies",
     "gathered_and_scattered",
     "gathered_by_c",

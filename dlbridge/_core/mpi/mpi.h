@@ -104,7 +104,7 @@ typedef struct {
 
 typedef struct dlb_ballot dlb_ballot;
 
-extern PyTypeObject dlb_PeersType, dlb_BallotType, dlb_ReductionType;
+extern PyTypeObject dlb_PeersType, dlb_BallotType;
 
 /* 16 bytes that differ where shape or dtype do; shapes that differ in one dimension
  * never have the same. */
@@ -144,6 +144,21 @@ void dlb_ballot_set_result(dlb_ballot *ballot, PyObject *result);
 bool dlb_moves_values(const dlb_peers *over, size_t nbytes);
 /* Go on as far as what has come allows: 1, all is said; 0, not yet; -1. */
 int dlb_ballot_advance(dlb_ballot *ballot);
+
+/* ---- reduction.c: an op, for each dtype ---- */
+
+extern PyTypeObject dlb_ReductionType;
+
+/* The digest of a call with that op. */
+const uint8_t *dlb_reduction_call(PyObject *reduction);
+/* How it reduces elements of a dtype; NULL: not by a loop. */
+const dlb_combine *dlb_reduction_loop(PyObject *reduction, DLDataType dtype);
+/* What `dlb_divide` needs if the op is "mean", a reference, else NULL. -1 with an
+ * exception. */
+int dlb_quotients(PyObject *reduction, DLDataType dtype, int by, PyObject **made);
+/* Divide numbers in place, as `divide` in reductions.py does. */
+void dlb_divide(DLDataType dtype, char *data, size_t nbytes, int by,
+                PyObject *quotients);
 
 /* ---- tree.c: the tensors of a tree, reduced in one call ---- */
 
@@ -216,8 +231,5 @@ int dlb_collective_advance(dlb_collective *collective);
 /* ---- quick.c: calls without a Python frame ---- */
 extern PyTypeObject dlb_QuickType, dlb_PostedType, dlb_BegunType;
 extern PyMethodDef dlb_begun_functions[];
-
-/* How a Reduction reduces elements of a dtype; NULL: not by a loop. */
-const dlb_combine *dlb_reduction_loop(PyObject *reduction, DLDataType dtype);
 
 #endif /* DLBRIDGE_CORE_MPI_MPI_H_ */

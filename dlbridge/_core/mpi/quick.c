@@ -11,10 +11,8 @@
 #include "exchange/exchange.h"
 #include "layout/layout.h"
 #include "mpi/mpi.h"
-#include "python/numpy.h"
 
 #include <limits.h>
-#include <numpy/ufuncobject.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -33,94 +31,6 @@ enum {
 #define LONGEST 10e-3  /* and at most in total, since nobody looks at signals */
 #define PATIENCE 1.0   /* seconds in which memory may be short */
 #define ASIDE 1e-3     /* seconds after which what is under way in Python goes on */
-
-/* ---- Reduction ---- */
-
-#define TYPES 24 /* of NumPy's own numbers */
-
-typedef struct {
-    PyObject_HEAD
-    uint8_t call[16];
-    PyObject *ufunc;
-    dlb_combine loops[TYPES];
-} reduction;
-
-/* The loop of the ufunc from two values of a type to one of the same. */
-static dlb_combine find_loop(const PyUFuncObject *ufunc, int type) {
-    for (int row = 0; row < ufunc->ntypes; row++) {
-        const char *types = ufunc->types + row * 3;
-        if (types[0] == type && types[1] == type && types[2] == type)
-            return (dlb_combine){.loop = (dlb_inner_loop)ufunc->functions[row],
-                                 .data = (void *)ufunc->data[row]};
-    }
-    return (dlb_combine){0};
-}
-
-static PyObject *new_reduction(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"call", "ufunc", "types", NULL};
-    const char *call;
-    Py_ssize_t size;
-    PyObject *ufunc, *types;
-    int failed; /* a table of each C file */
-    DLB_BEGIN_EXCLUSIVE(type);
-    failed = PyUFunc_API == NULL && _import_umath() < 0;
-    DLB_END_EXCLUSIVE();
-    if (failed)
-        return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y#O!O!:Reduction", names, &call,
-                                     &size, &PyUFunc_Type, &ufunc, &PyTuple_Type,
-                                     &types))
-        return NULL;
-    const PyUFuncObject *known = (PyUFuncObject *)ufunc;
-    if (size != 16 || known->nin != 2 || known->nout != 1)
-        return PyErr_Format(PyExc_ValueError,
-                            "Reduction: a digest of 16 bytes and a ufunc of two values "
-                            "are required");
-    reduction *self = (reduction *)type->tp_alloc(type, 0);
-    if (self == NULL)
-        return NULL;
-    memcpy(self->call, call, sizeof self->call);
-    self->ufunc = Py_NewRef(ufunc);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); i++) {
-        long number = PyLong_AsLong(PyTuple_GET_ITEM(types, i));
-        if (number >= 0 && number < TYPES && number <= NPY_CDOUBLE) {
-            self->loops[number] = find_loop(known, (int)number);
-            PyArray_Descr *descr = PyArray_DescrFromType((int)number);
-            self->loops[number].itemsize = PyDataType_ELSIZE(descr);
-            Py_DECREF(descr);
-        } else if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "Reduction: no type %ld", number);
-        if (PyErr_Occurred()) {
-            Py_DECREF(self);
-            return NULL;
-        }
-    }
-    return (PyObject *)self;
-}
-
-static void dealloc_reduction(PyObject *object) {
-    Py_XDECREF(((reduction *)object)->ufunc);
-    Py_TYPE(object)->tp_free(object);
-}
-
-const dlb_combine *dlb_reduction_loop(PyObject *object, DLDataType dtype) {
-    const reduction *self = (reduction *)object;
-    PyArray_Descr *descr = (PyArray_Descr *)dlb_numpy_descr(dtype);
-    int type = descr == NULL ? -1 : descr->type_num;
-    Py_XDECREF(descr);
-    bool is_known = type >= 0 && type < TYPES && self->loops[type].loop != NULL;
-    return is_known ? &self->loops[type] : NULL;
-}
-
-PyTypeObject dlb_ReductionType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Reduction",
-    .tp_doc = "Reduction(call, ufunc, types)\n--\n\n"
-              "A reduction by loops of NumPy, for numbers of these types.",
-    .tp_basicsize = sizeof(reduction),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = new_reduction,
-    .tp_dealloc = dealloc_reduction,
-};
 
 /* ---- Posted: a message under way ---- */
 
@@ -764,6 +674,7 @@ typedef struct call {
     size_t awaited; /* bytes of what is under way */
     int root;
     share gets;
+    PyObject *quotients; /* a reference, of a mean: as `dlb_quotients` returns it */
     /* Borrowed: returned in place of a new array: None, `out`, or x on the root of a
      * bcast; or NULL. */
     PyObject *instead;
@@ -792,6 +703,7 @@ static void clear_call(call *self) {
     Py_XDECREF(self->ballot);
     Py_XDECREF(self->copies);
     Py_XDECREF(self->converter);
+    Py_XDECREF(self->quotients);
     Py_XDECREF(self->result);
 }
 
@@ -843,9 +755,12 @@ static void view_result(const call *self, dlb_view *view) {
     dlb_view_set_row_major(view);
 }
 
-/* Whether the result may be written to `out` while the source is read. */
+/* Whether the result may be written to `out` while the source is read, and be computed
+ * there. */
 static bool is_apart(const call *self, const source *from) {
     const char *start = self->out_data, *other = from == NULL ? NULL : data_of(from);
+    if ((uintptr_t)start % (self->dtype.bits / 8))
+        return false;
     return other == NULL || start + self->nbytes <= other ||
            other + from->nbytes <= start;
 }
@@ -973,11 +888,14 @@ static size_t row_bytes(const dlb_peers *over, const source *from) {
 }
 
 static int settled_reduction(call *self) {
-    const char *all =
-        self->memory != NULL ? self->data : dlb_ballot_payload(self->ballot);
+    char *all = self->memory != NULL ? self->data : dlb_ballot_payload(self->ballot);
     if (self->gets == ROW)
-        return finish_with(self, all + self->nbytes * (size_t)self->root);
-    return self->memory != NULL ? finish_call(self) : finish_with(self, all);
+        all += self->nbytes * (size_t)self->root;
+    if (self->quotients != NULL && self->gets != NOTHING)
+        dlb_divide(self->dtype, all, self->nbytes, dlb_ballot_over(self->ballot)->size,
+                   self->quotients);
+    return self->memory != NULL && self->gets != ROW ? finish_call(self)
+                                                     : finish_with(self, all);
 }
 
 /* Have values that are too large for the ballot follow it; -1: failed to allocate. */
@@ -1004,10 +922,10 @@ static int add_values(call *self, const dlb_combine *loop, const source *from) {
     return failed;
 }
 
-static int begin_with(call *self, const quick *of, dlb_peers *over,
-                      const reduction *how, const source *from, PyObject *out) {
+static int begin_with(call *self, const quick *of, dlb_peers *over, PyObject *how,
+                      const source *from, PyObject *out) {
     const DLTensor *dl = &from->view.dl;
-    const dlb_combine *loop = dlb_reduction_loop((PyObject *)how, dl->dtype);
+    const dlb_combine *loop = dlb_reduction_loop(how, dl->dtype);
     int less = self->gets == ROW;
     bool is_large = dlb_moves_values(over, from->nbytes) &&
                     !(less && from->nbytes <= DLB_ROWS_MOST);
@@ -1021,14 +939,16 @@ static int begin_with(call *self, const quick *of, dlb_peers *over,
         return opened;
     if (self->gets == NOTHING)
         self->instead = Py_None;
+    if (dlb_quotients(how, dl->dtype, over->size, &self->quotients) < 0)
+        return -1;
     self->converter = Py_NewRef(from->converter);
     self->settled = settled_reduction;
     self->root = over->rank; /* whose row it is */
     self->awaited = from->nbytes;
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
-    self->ballot =
-        dlb_ballot_new(over, how->call, tensor, is_large ? 0 : from->nbytes, loop);
+    self->ballot = dlb_ballot_new(over, dlb_reduction_call(how), tensor,
+                                  is_large ? 0 : from->nbytes, loop);
     if (self->ballot == NULL)
         return -1;
     if (is_large)
@@ -1048,7 +968,7 @@ static int begin_reduction(call *self, const quick *of, dlb_peers *over, PyObjec
     if (how != NULL && Py_TYPE(how) == &dlb_ReductionType)
         taken = take_source(of, x, most, &from);
     if (taken > 0) {
-        taken = begin_with(self, of, over, (reduction *)how, &from, out);
+        taken = begin_with(self, of, over, how, &from, out);
         drop_source(&from);
     }
     Py_XDECREF(how);

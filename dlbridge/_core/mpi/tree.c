@@ -53,7 +53,6 @@ struct dlb_tree_plan {
     uint8_t call[16];
     PyObject *arguments; /* str */
     PyObject *reduction;
-    bool is_mean;
     Py_ssize_t count; /* of tensors */
     leaf_kind *leaves;
     leaf_group *groups;
@@ -302,15 +301,13 @@ static int fill_plan(dlb_tree_plan *self, PyObject *tree, PyObject *leaves,
 
 static PyObject *new_plan(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"tree",      "leaves",    "tensors", "call",
-                            "arguments", "reduction", "mean",    NULL};
+                            "arguments", "reduction", NULL};
     PyObject *tree, *leaves, *tensors, *arguments, *how;
     const char *call;
     Py_ssize_t size;
-    int is_mean;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!y#UO!p:TreePlan", names, &tree,
-                                     &PyList_Type, &leaves, &PyList_Type, &tensors,
-                                     &call, &size, &arguments, &dlb_ReductionType, &how,
-                                     &is_mean))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OO!O!y#UO!:TreePlan", names, &tree, &PyList_Type, &leaves,
+            &PyList_Type, &tensors, &call, &size, &arguments, &dlb_ReductionType, &how))
         return NULL;
     if (size != 16)
         return PyErr_Format(PyExc_ValueError, "TreePlan: a digest of 16 bytes");
@@ -320,7 +317,6 @@ static PyObject *new_plan(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     memcpy(self->call, call, sizeof self->call);
     self->arguments = Py_NewRef(arguments);
     self->reduction = Py_NewRef(how);
-    self->is_mean = is_mean;
     if (fill_plan(self, tree, leaves, tensors) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -384,9 +380,8 @@ static PyGetSetDef plan_fields[] = {
 
 PyTypeObject dlb_TreePlanType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.TreePlan",
-    .tp_doc =
-        "TreePlan(tree, leaves, tensors, call, arguments, reduction, mean)\n--\n\n"
-        "How trees that are made alike are reduced.",
+    .tp_doc = "TreePlan(tree, leaves, tensors, call, arguments, reduction)\n--\n\n"
+              "How trees that are made alike are reduced.",
     .tp_basicsize = sizeof(dlb_tree_plan),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = plan_methods,
@@ -604,7 +599,9 @@ struct dlb_tree_ballot {
     dlb_buffer **blocks; /* as in the plan; without some where `is_direct` */
     dlb_tree_leaf *outs; /* with references; NULL: the results are new */
     bool is_direct;      /* large tensors are received into `outs` */
-    bool is_divided;
+    /* References, for each tensor, as `dlb_quotients` returns it; NULL: it is divided,
+     * or no mean. */
+    PyObject **quotients;
     int size; /* of the ranks */
 };
 
@@ -732,9 +729,11 @@ dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
     self->size = over->size;
     size_t count = (size_t)plan->count + 1;
     self->blocks = PyMem_Calloc((size_t)plan->block_count + 1, sizeof *self->blocks);
+    self->quotients = PyMem_Calloc(count, sizeof *self->quotients);
     if (outs != NULL)
         self->outs = PyMem_Calloc(count, sizeof *self->outs);
-    if (self->blocks == NULL || (outs != NULL && self->outs == NULL)) {
+    if (self->blocks == NULL || self->quotients == NULL ||
+        (outs != NULL && self->outs == NULL)) {
         Py_DECREF(self);
         PyErr_NoMemory();
         return NULL;
@@ -743,6 +742,12 @@ dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
         self->outs[i] = outs[i];
         dlb_buffer_retain(outs[i].buffer);
     }
+    for (Py_ssize_t i = 0; i < plan->count; i++)
+        if (dlb_quotients(plan->reduction, plan->leaves[i].dtype, over->size,
+                          &self->quotients[i]) < 0) {
+            Py_DECREF(self);
+            return NULL;
+        }
     self->is_direct = outs != NULL && may_be_direct(plan, leaves, outs);
     self->ballot = dlb_ballot_new(over, plan->call, NULL, 0, NULL);
     if (self->ballot == NULL || allocate(self) < 0 || add_all(self, leaves) < 0)
@@ -750,23 +755,14 @@ dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
     return self;
 }
 
-/* Divide numbers, as `divide` in reductions.py does. */
-static void divide(DLDataType dtype, char *data, size_t nbytes, int by) {
-    size_t step = dtype.code == kDLComplex ? dtype.bits / 16u : dtype.bits / 8u;
-    for (size_t i = 0; i < nbytes / step; i++)
-        if (step == sizeof(float))
-            ((float *)data)[i] /= (float)by;
-        else
-            ((double *)data)[i] /= (double)by;
-}
-
 static void divide_all(dlb_tree_ballot *self) {
-    if (!self->plan->is_mean || self->is_divided)
-        return;
-    self->is_divided = true;
     for (Py_ssize_t i = 0; i < self->plan->count; i++) {
         const leaf_kind *leaf = &self->plan->leaves[i];
-        divide(leaf->dtype, place_of(self, i).data, leaf->nbytes, self->size);
+        if (self->quotients[i] == NULL)
+            continue;
+        dlb_divide(leaf->dtype, place_of(self, i).data, leaf->nbytes, self->size,
+                   self->quotients[i]);
+        Py_CLEAR(self->quotients[i]);
     }
 }
 
@@ -887,6 +883,9 @@ static void dealloc_tree_ballot(PyObject *object) {
     for (Py_ssize_t i = 0; self->outs != NULL && i < self->plan->count; i++)
         if (self->outs[i].buffer != NULL)
             dlb_buffer_drop(self->outs[i].buffer);
+    for (Py_ssize_t i = 0; self->quotients != NULL && i < self->plan->count; i++)
+        Py_XDECREF(self->quotients[i]);
+    PyMem_Free(self->quotients);
     PyMem_Free(self->blocks);
     PyMem_Free(self->outs);
     Py_DECREF(self->plan);
