@@ -1,4 +1,4 @@
-"""Interrupt a context manager at every line or bytecode of its own."""
+"""Interrupt a context manager, or a call, at every line or bytecode of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Interrupt(BaseException):
     """As a KeyboardInterrupt, which a test runner would take for one of its user."""
 
 
-def _interrupt_at(step: int, act: Callable[[], None], by: str) -> bool:
+def _interrupt_at(step: int, act: Callable[[], object], by: str) -> bool:
     """Call `act` and interrupt it at a line, or at a bytecode; return whether it got that far."""
     count = 0
 
@@ -51,6 +51,11 @@ def check(
         with manager():
             pass
 
+    check_call(act, state, by)
+
+
+def check_call(act: Callable[[], object], state: Callable[[], object], by: str) -> None:
+    """Interrupt `act()` at each line or bytecode; `state()` must stay as it was."""
     act()
     _interrupt_at(0, act, by)  # Python 3.12 traces the bytecodes of a function from its second call
     before = state()

@@ -6,9 +6,9 @@ A node that waits looks in turn at what it waits for and, with `check`, at its r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 TURN = 0.001  # seconds between two looks
 
@@ -22,14 +22,18 @@ class _Deadline(threading.local):
 _DEADLINE = _Deadline()
 
 
-@contextmanager
-def until(end: float, late: Callable[[], Exception]) -> Iterator[None]:
-    """Let waits of this thread raise `late()` from `end` on, in seconds of `time.monotonic`."""
+def call_until(
+    end: float, late: Callable[[], Exception], function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Return `function(*arguments)`.
+
+    Its waits in this thread raise `late()` from `end` on, in seconds of `time.monotonic`.
+    """
     before = _DEADLINE.limit
     try:
         try:
             _DEADLINE.limit = end, late
-            yield
+            return function(*arguments)
         finally:
             _DEADLINE.limit = before
     finally:  # once more, for an interrupt of the first time

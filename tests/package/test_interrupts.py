@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupts import Interrupt, check
+from interrupts import Interrupt, check, check_call
 
 import dlbridge
 import dlbridge.graph as tf
@@ -168,7 +168,15 @@ def test_traces_of_other_tasks(by: str) -> None:
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_the_end_of_what_a_run_waits_for(by: str) -> None:
-    check(lambda: waiting.until(1.0, TimeoutError), lambda: waiting._DEADLINE.limit, by)
+    seen: list[object] = []
+
+    def look() -> None:
+        seen.append(waiting._DEADLINE.limit)
+
+    call = partial(waiting.call_until, 1.0, TimeoutError, look)
+    check_call(call, lambda: waiting._DEADLINE.limit, by)
+    assert (1.0, TimeoutError) in seen
+    assert waiting._DEADLINE.limit is None
 
 
 # ---- inside of calls ---------------------------------------------------------------------------
@@ -210,7 +218,6 @@ MANAGERS = {
     "check/producer_rules.py": {"taken": "of a process that ends", "held": "the same"},
     "cuda/driver.py": {"entered": "", "relaxed": "", "_working_on": ""},
     "exchange/context.py": {"receipts": ""},
-    "execution/waiting.py": {"until": ""},
     "exchange/stream.py": {"Stream": "it enters nothing, and ends when it is dropped"},
     "exchange/trees.py": {"_inside": "its state ends with the walk"},
     "frameworks/torch/internals.py": {"_switched": "", "_cuda_autocast": ""},

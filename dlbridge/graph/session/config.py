@@ -268,7 +268,7 @@ class DeadlineTrace(Trace):
 
     Args:
         milliseconds: the timeout, from now on.
-        trace: records the steps; None if nobody looks at them.
+        trace: records the steps; None if nobody looks at them: then none are noted here either.
 
     Attributes:
         end: when that is, in seconds of `time.monotonic`.
@@ -276,7 +276,6 @@ class DeadlineTrace(Trace):
     """
 
     def __init__(self, milliseconds: int, trace: Trace | None) -> None:
-        super().__init__()
         if trace is not None:
             self.__dict__ = trace.__dict__  # what is noted here is noted there
         self.is_looked_at = trace is not None
@@ -285,10 +284,11 @@ class DeadlineTrace(Trace):
 
     def run(self, plan: Plan, values: tuple[Any, ...]) -> Any:
         """Run a plan, in C if nobody looks at its steps; return its results."""
-        with waiting.until(self.end, self.late):
-            if self.is_looked_at:
-                return super().run(plan, values)
-            return plan.guarded(plan.program.run_until)(self.end, self.late, *values)
+        end, late = self.end, self.late
+        if self.is_looked_at:
+            return waiting.call_until(end, late, super().run, plan, values)
+        program = plan.guarded(plan.program.run_until)
+        return waiting.call_until(end, late, program, end, late, *values)
 
     def late(self) -> DeadlineExceededError:
         """Return the error of a run that has taken too long."""

@@ -244,7 +244,7 @@ class BaseSession(NonCopyable):
         followed = Trace() if reports and not trace else trace or None
         if timeout > 0:
             followed = DeadlineTrace(timeout, followed)
-        began = time_ns()
+        began = time_ns() if reports else 0
         call = runner.traced(followed) if isinstance(followed, Trace) else runner.call
         if receipts is None:
             result = call(*values)
