@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from dlbridge import device, dtype
 from dlbridge._core import native
 from dlbridge.cuda.driver import LEGACY, NONE
+from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
 from dlbridge.exchange.context import ExchangeContext, Policy
@@ -37,8 +38,8 @@ class Tvm(Framework):
     module = "tvm_ffi"
     to_dtype = 'dlbridge.to_tvm({x}, dtype="{dtype}")'
     roots = ("tvm_ffi", "tvm")
-    taken_by = "tvm_ffi capsule"
-    way_in = "tvm_ffi capsule"
+    taken_by = "tvm_ffi object"
+    way_in = "tvm_ffi object"
     way_out = "tvm_ffi capsule"
     zero_copy = "both ways"
     notes = "every device; with TVM itself loaded: 64-byte aligned and row-major, else copied"
@@ -127,7 +128,10 @@ class Tvm(Framework):
             return None
         export = getattr(cls, "__dlpack__", None)
         own: Any = self.import_module().Tensor
-        if export is own.__dlpack__ and hasattr(own, "_to_dlpack"):
+        is_own = export is own.__dlpack__
+        if is_own and callable(handle := getattr(cls, "__chandle__", None)):
+            return "tvm", (handle, partial(self._lend, export))
+        if is_own and hasattr(own, "_to_dlpack"):
             export = own._to_dlpack  # what it calls without arguments
         if export is None:
             return None
@@ -142,8 +146,18 @@ class Tvm(Framework):
         return export(x), stream, stream, None
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
-        """Take a tensor by a legacy capsule: tvm_ffi knows no flag that it could lose."""
+        """Take a tensor as C does, or by a legacy capsule: tvm_ffi knows no flag to lose."""
+        held = native.look(x)
+        if held is not None:
+            context.route.append(self.taken_by)
+            return held
         context.route.append("tvm_ffi capsule")
+        if _has_no_object(x):  # tvm_ffi itself would read address 0
+            raise ExchangeError(
+                "producer",
+                "from_dlpack: this tvm_ffi.Tensor has no object that keeps its memory: it was "
+                "moved, or is a view for the time of a callback; pass the tensor itself",
+            )
         try:
             tensor = native.take_capsule(x.__dlpack__())
         except not_from_handler(Exception) as error:
@@ -203,6 +217,12 @@ class Tvm(Framework):
         return self.import_module("Device.to").device(int(device.DeviceType[kind]), number)
 
 
+def _has_no_object(x: Any) -> bool:
+    """Return whether a tensor is a view without an owner, or was moved."""
+    handle = getattr(x, "__chandle__", None)
+    return callable(handle) and handle() == 0
+
+
 @cache
 def _cuda(device: int) -> Any:
     """Return tvm_ffi's name of a CUDA device."""
@@ -222,7 +242,8 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
     """Return the C exchange table that makes tensors of `kind`, after a trip with it, or None.
 
     tvm_ffi's own class has none, but a wrapper for its tests, whose table imports as `from_dlpack`
-    does. No documentation promises that, so only releases that were proved are asked for it.
+    does; it has no allocator, which nobody calls here. No documentation promises that, so only
+    releases that were proved are asked for it.
     """
     is_proved = str(tvm_ffi.__version__).startswith(_PROVED)
     wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None) if is_proved else None
@@ -230,8 +251,10 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
     if table is None:
         return None
     sample = native.allocate((3,), (0, 32, 1))
+    trial = native.Converter("tvm", "")
     try:
-        made: Any = native.give_table(sample, table)
+        trial.activate("table", _LOOSE, table, kind)
+        made: Any = trial(sample)
         shape = native.take_capsule(made.__dlpack__()).shape
     except not_from_handler(Exception):  # whatever fails: `from_dlpack` remains
         return None

@@ -13,6 +13,7 @@ from dlpack_peers import READ_ONLY, Consumer, ModernProducer, describe
 import dlbridge
 from dlbridge import from_dlpack, to_numpy, to_tvm
 from dlbridge._core import native
+from dlbridge.frameworks import tvm
 from peers.checks import receipt_of, refused
 from peers.readers import filled, read
 
@@ -129,6 +130,35 @@ def test_tvm_itself_needs_aligned_rows(run_python: Callable[..., Any]) -> None:
         del loose
         """
     ).check()
+
+
+def test_a_tensor_is_held_as_an_object() -> None:
+    """Without a capsule: the memory stays when the tensor goes, and an offset is folded in."""
+    x = filled((8,), "float32")
+    offset = ModernProducer(describe(x, byte_offset=8, shape=(2,)))
+    theirs = tvm_ffi.from_dlpack(offset.capsule())
+    tensor, array = from_dlpack(theirs), to_numpy(theirs)
+    assert native.take(theirs) is not None
+    assert (tensor.data_ptr, array.ctypes.data) == (x.ctypes.data + 8, x.ctypes.data + 8)
+    del theirs, offset
+    assert (tensor.tolist(), array.tolist()) == ([2, 3], [2, 3])
+    for shape in ((), (0,), (2, 0, 3), (1,) * 8):
+        made = tvm_ffi.from_dlpack(np.ones(shape, np.int16))
+        assert to_numpy(made).shape == from_dlpack(made).shape == shape
+
+
+def test_a_tensor_without_an_object_is_refused() -> None:
+    """tvm_ffi makes such ones for the time of a callback; it would end the process itself."""
+    empty = tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)
+    for call in (from_dlpack, to_numpy, dlbridge.to_torch):
+        assert "has no object" in refused("producer", call, empty)
+
+
+def test_proved_releases_make_tensors_by_a_table() -> None:
+    """`from_dlpack` remains for others, and takes 1.4 times as long."""
+    if not tvm_ffi.__version__.startswith(tvm._PROVED):
+        pytest.skip(f"tvm_ffi {tvm_ffi.__version__} is not proved")
+    assert tvm._find_table(tvm_ffi, tvm_ffi.Tensor) is not None
 
 
 # ---- known defects -----------------------------------------------------------------------------

@@ -8,10 +8,10 @@
 #include "layout/layout.h"
 #include "memory/copy.h"
 #include "memory/lock.h"
+#include "peers/peers.h"
 #include "python/python.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,15 +60,6 @@ DLB_LOCK(opening)
 
 /* ---- finding the library ---- */
 
-static int is_tvm_ffi(struct dl_phdr_info *info, size_t size, void *path) {
-    (void)size;
-    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
-    if (name == NULL || strncmp(name, "/libtvm_ffi.so", 14) != 0)
-        return 0;
-    snprintf(path, DLB_ERROR_SIZE, "%s", info->dlpi_name);
-    return 1;
-}
-
 static bool find_functions(void *library) {
     void *call = dlsym(library, "TVMFFIFunctionCall");
     void *take_error = dlsym(library, "TVMFFIErrorMoveFromRaised");
@@ -91,14 +82,9 @@ static bool find_functions(void *library) {
 }
 
 bool dlb_tvm_ffi_open(void) {
-    char path[DLB_ERROR_SIZE] = "";
-    if (atomic_load_explicit(&is_open, memory_order_acquire) ||
-        find_functions(RTLD_DEFAULT))
-        return true;
-    if (!dl_iterate_phdr(is_tvm_ffi, path))
-        return false;
-    void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-    return library != NULL && find_functions(library); /* kept open for good */
+    void *library;
+    return atomic_load_explicit(&is_open, memory_order_acquire) ||
+           (dlb_tvm_ffi_library(&library) && find_functions(library));
 }
 
 /* ---- borrowed tensors ----

@@ -913,7 +913,7 @@ static PyObject *converter_activate(PyObject *object, PyObject *args,
         index++;
     const DLPackExchangeAPI *table = NULL;
     if (index == TO_TABLE)
-        table = dlb_parse_table(consumer);
+        table = dlb_parse_giving_table(consumer);
     if (index == KINDS || PyTuple_GET_SIZE(extra) > MAX_EXTRA ||
         (index == TO_TABLE && table == NULL)) {
         Py_DECREF(extra);

@@ -53,7 +53,7 @@ struct dlb_peer {
 
 extern const dlb_peer dlb_own_peer, dlb_slow_peer, dlb_numpy_peer, dlb_torch_peer,
     dlb_torch_public_peer, dlb_jax_peer, dlb_table_peer, dlb_function_peer,
-    dlb_cupy_peer, dlb_buffer_peer, dlb_protocol_peer;
+    dlb_cupy_peer, dlb_buffer_peer, dlb_protocol_peer, dlb_tvm_peer;
 
 /* ---- types.c ---- */
 
@@ -153,6 +153,11 @@ int dlb_take_buffer(PyObject *x, dlb_view *view);
 PyObject *dlb_hold_buffer(PyObject *x, PyObject *kept);
 /* Strides in bytes become strides in elements; -1: the layout cannot be named. */
 int dlb_fill_from_buffer(const Py_buffer *in, dlb_view *view);
+
+/* ---- tvm.c ---- */
+/* The libtvm_ffi that the process has loaded, as dlsym takes it; a second copy would
+ * know nothing of the first's objects. False: there is none. */
+bool dlb_tvm_ffi_library(void **library);
 
 /* ---- function.c ---- */
 /* The attribute of x of this name; for a pair of names, that of the attribute. */

@@ -54,7 +54,7 @@ static void keep(const dlb_known_type *made) {
 static const dlb_peer *const peers[] = {
     &dlb_numpy_peer,    &dlb_torch_peer,    &dlb_torch_public_peer, &dlb_jax_peer,
     &dlb_table_peer,    &dlb_function_peer, &dlb_cupy_peer,         &dlb_buffer_peer,
-    &dlb_protocol_peer, &dlb_slow_peer,
+    &dlb_protocol_peer, &dlb_tvm_peer,      &dlb_slow_peer,
 };
 
 static const dlb_peer *find_peer(PyObject *name) {

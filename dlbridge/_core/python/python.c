@@ -484,7 +484,7 @@ static const char *missing_function(const DLPackExchangeAPI *table) {
 enum { MOST_TABLES = 64 };
 
 /* The table or an older one behind it whose major version we know. */
-const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
+static const DLPackExchangeAPI *find_table(PyObject *capsule) {
     DLPackExchangeAPIHeader *header =
         PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (header == NULL)
@@ -492,13 +492,22 @@ const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
     for (int i = 0; header != NULL && header->version.major != DLPACK_MAJOR_VERSION;
          i++)
         header = i < MOST_TABLES ? header->prev_api : NULL;
-    const DLPackExchangeAPI *table = (const DLPackExchangeAPI *)header;
-    if (table == NULL) {
+    if (header == NULL)
         dlb_refuse("version", "the C exchange table has no version of major %d",
                    DLPACK_MAJOR_VERSION);
-        return NULL;
-    }
-    const char *missing = missing_function(table);
+    return (const DLPackExchangeAPI *)header;
+}
+
+const DLPackExchangeAPI *dlb_parse_giving_table(PyObject *capsule) {
+    const DLPackExchangeAPI *table = find_table(capsule);
+    bool gives = table != NULL && table->managed_tensor_to_py_object_no_sync != NULL &&
+                 table->current_work_stream != NULL;
+    return gives || table == NULL ? table : dlb_parse_table(capsule);
+}
+
+const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
+    const DLPackExchangeAPI *table = find_table(capsule);
+    const char *missing = table != NULL ? missing_function(table) : NULL;
     if (missing == NULL)
         return table;
     dlb_refuse("producer",

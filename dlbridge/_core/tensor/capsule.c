@@ -100,8 +100,9 @@ static void retire(export_t *export) {
         dlb_buffer_drop(export->kept);
     dlb_count_live(exports, -1);
     ring *own = OWN_RING;
-    unsigned slot =
-        atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed) % RING_SIZE;
+    /* Not one atomic step, which takes longer: two threads may well use one slot. */
+    unsigned slot = atomic_load_explicit(&own->next, memory_order_relaxed);
+    atomic_store_explicit(&own->next, (slot + 1) % RING_SIZE, memory_order_relaxed);
     export_t *oldest = atomic_exchange(&own->slots[slot], export);
     if (oldest != NULL)
         dlb_ledger_died(oldest, true);
@@ -184,7 +185,7 @@ void dlb_export_keep(void *context, dlb_buffer *kept) {
 
 /* ---- in, continued: both take ownership first ---- */
 
-static const char *own(dlb_view *view, dlb_buffer *buffer) {
+const char *dlb_take_held(dlb_buffer *buffer, dlb_view *view) {
     const char *reason = normalise(view);
     if (reason == NULL && !dlb_buffer_track(buffer, view->dl.device))
         reason = "memory";
@@ -208,7 +209,7 @@ const char *dlb_take_managed(DLManagedTensorVersioned *managed, dlb_view *view) 
     view->dl = managed->dl_tensor;
     view->flags = managed->flags;
     view->borrowed = (dlb_stream_id){0};
-    return own(view, buffer);
+    return dlb_take_held(buffer, view);
 }
 
 const char *dlb_take_legacy(DLManagedTensor *managed, dlb_view *view) {
@@ -222,7 +223,7 @@ const char *dlb_take_legacy(DLManagedTensor *managed, dlb_view *view) {
     view->flags = 0;
     view->version = (DLPackVersion){0, 8};
     view->borrowed = (dlb_stream_id){0};
-    return own(view, buffer);
+    return dlb_take_held(buffer, view);
 }
 
 static const char legacy_name[] = "dltensor", used_legacy_name[] = "used_dltensor";
