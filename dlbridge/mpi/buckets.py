@@ -287,9 +287,7 @@ def _plan(tree: Tree, op: str) -> native.TreePlan:
     leaves = [x for _, x in tensors_of(tree.tree)]
     tensors = [call.source.tensor for call in tree.calls if call.source is not None]
     said = digest(tree.name, tree.arguments)
-    plan = native.TreePlan(
-        *(tree.tree, leaves, tensors, said, tree.arguments, how)
-    )
+    plan = native.TreePlan(*(tree.tree, leaves, tensors, said, tree.arguments, how))
     if plan.is_plain:
         known = QUICK.calls.get((op, TREE), ())
         QUICK.calls[op, TREE] = (plan, *known[: _MOST_PLANS - 1])

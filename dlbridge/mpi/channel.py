@@ -12,7 +12,17 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, MPIError, MPITimeoutError, UnsupportedTypeError
 from dlbridge.mpi import quick
-from dlbridge.mpi.engine import LOOK, Deadline, Engine, Operation, Request, Steps, deadline, engine
+from dlbridge.mpi.engine import (
+    CLOSING,
+    LOOK,
+    Deadline,
+    Engine,
+    Operation,
+    Request,
+    Steps,
+    deadline,
+    engine,
+)
 from dlbridge.mpi.job import Nap, named
 
 P = ParamSpec("P")
@@ -71,14 +81,17 @@ class Channel:
         return made
 
     def close(self) -> None:
-        """Free the copies when the user frees the communicator, on all ranks in the same order.
+        """Free the copies when the user frees the communicator, as MPI has few of them.
 
-        MPI has few communicators. With calls under way that nobody waited for, they stay, and so
-        does the channel, which goes on with these.
+        With calls under way, they stay until somebody has waited for the last of these.
         """
         if self.engine.uses(self):
-            _IN_USE.append(self)
-            return
+            CLOSING.append(self)
+        else:
+            self.free()
+
+    def free(self) -> None:
+        """Free the copies: no call goes on over them. MPI needs no other rank for that."""
         self.engine.job.watched.remove(self.messages)
         for each in (self.collective, self.messages):
             each.Free()
@@ -113,7 +126,6 @@ class Channel:
 
 
 _KEYS: list[int] = []  # of the channel that a communicator has, and of the copies for it
-_IN_USE: list[Channel] = []  # of communicators that were freed with calls under way
 _COPIES = 2
 _MAKING = registry.lock()
 
@@ -134,6 +146,7 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
             return found
         copies: list[Any] | None = comm.Get_attr(_KEYS[1])
         if copies is None:
+            running.free_unused()
             comm.Set_attr(_KEYS[1], copies := [])
         made = copies[:-1]  # what is known to be complete
         try:

@@ -34,6 +34,9 @@ _TOGETHER = 64  # operations that `wait_some` looks at between two looks at inte
 
 Steps = Generator[Any, None, Any]
 
+CLOSING: list[Any] = []
+"""Channels of communicators that were freed with calls under way: each goes when these end."""
+
 
 class Deadline(NamedTuple):
     """When a wait gives up.
@@ -214,6 +217,21 @@ class Engine:
             is_active = any(each.channel is channel for each in self.active)
             return is_active or native.is_begun_over(channel.peers)
 
+    def free_unused(self) -> None:
+        """Free what belongs to communicators that were freed, and over which no call goes on."""
+        if self.job.is_member():
+            native.defer_signals(self._free_unused)
+
+    def _free_unused(self) -> None:
+        for each in tuple(CLOSING):
+            if not self.uses(each):
+                with self._lock:
+                    is_mine = each in CLOSING  # not another thread's
+                    if is_mine:
+                        CLOSING.remove(each)
+                if is_mine:
+                    each.free()
+
     def _advance_everything(self) -> bool:
         active = [advance() for advance in self.others]
         return native.defer_signals(self._advance_all) or any(active)
@@ -351,7 +369,11 @@ class Request(native.Begun):
     def test(self) -> bool:
         """Return whether the call is over, well or not; never waits."""
         is_over = self._look()
-        return engine().test(self.operation) if is_over is None else is_over
+        if is_over is None:
+            is_over = engine().test(self.operation)
+        if is_over and CLOSING:
+            engine().free_unused()
+        return is_over
 
     def cancel(self) -> bool:
         """Take back a receive for which no message has come; return whether that was done.
@@ -380,10 +402,14 @@ class Request(native.Begun):
         return self._wait(None if timeout is None else deadline(self._call, timeout))
 
     def _wait(self, limit: Deadline | None) -> Any:
-        if self._finish(limit is None):
-            return self._outcome()
-        operation = self.operation
-        engine().wait(operation, limit)
+        try:
+            if self._finish(limit is None):
+                return self._outcome()
+            operation = self.operation
+            engine().wait(operation, limit)
+        finally:
+            if CLOSING:
+                engine().free_unused()
         if operation.error is not None:
             _name(operation.error, operation.call)
             raise operation.error
@@ -444,6 +470,16 @@ def wait_all(requests: Iterable[Request], timeout: float | None) -> list[Any]:
                 f"waitall: requests must be those that dlbridge.mpi returned, got {each!r}"
             )
     limit = deadline("waitall", timeout)
+    try:
+        _wait_for_each(made, limit)
+    finally:
+        if CLOSING:
+            engine().free_unused()
+    return native.outcomes(made)  # which are over, up to the first that failed
+
+
+def _wait_for_each(made: list[Request], limit: Deadline | None) -> None:
+    """Wait for requests in order, until one failed."""
     at = 0
     while at < len(made) and not made[at]._has_failed:
         at = native.finish_begun(made, at)
@@ -457,7 +493,6 @@ def wait_all(requests: Iterable[Request], timeout: float | None) -> list[Any]:
             if operation.error is not None:
                 break
             at += 1
-    return native.outcomes(made)  # which are over, up to the first that failed
 
 
 def _late(

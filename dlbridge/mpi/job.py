@@ -64,6 +64,10 @@ class Job:
         if self.mpi.Is_finalized():
             raise MPIError(f"{call}: MPI has been finalised; communicate before that")
 
+    def is_member(self) -> bool:
+        """Return whether this process may call MPI."""
+        return os.getpid() == self._process and not self.mpi.Is_finalized()
+
     def notice(self) -> None:
         """Take note of the processes that say they have left, and of those that were lost."""
         try:
@@ -130,7 +134,7 @@ class Job:
         MPI ends on all ranks together. `progress` advances what is under way, and what this process
         still does for the others. A second call returns at once.
         """
-        if self._has_ended or os.getpid() != self._process or self.mpi.Is_finalized():
+        if self._has_ended or not self.is_member():
             return
         self._has_ended = True
         for function in self.ending:
@@ -169,7 +173,7 @@ class Job:
 
     def abort(self, code: int) -> None:
         """End the job at once."""
-        if os.getpid() == self._process and not self.mpi.Is_finalized():
+        if self.is_member():
             self.mpi.COMM_WORLD.Abort(code)
 
 

@@ -46,7 +46,7 @@ from dlbridge.mpi import reductions as reductions_of_mpi
 from dlbridge.mpi.buckets import Bucket
 from dlbridge.mpi.channel import channel
 from dlbridge.mpi.collectives import Call
-from dlbridge.mpi.engine import Engine, Operation, engine
+from dlbridge.mpi.engine import CLOSING, Engine, Operation, engine
 from dlbridge.mpi.quick import GOING_ON, QUICK
 from dlbridge.mpi.values import Kind
 
@@ -394,6 +394,81 @@ def freed_with_calls_under_way() -> None:
     check(begun[0].wait(timeout=60), x * size)
     check(begun[1].wait(timeout=60), x * ((rank - 1) % size))
     begun[2].wait(timeout=60)
+    mpi.barrier()
+
+
+def copies_of_freed_communicators() -> None:
+    """They go once the calls over them are over, whoever waits for these, and in which way."""
+    rank, size, x = mpi.rank(), mpi.size(), np.ones(3)
+    left, right = (rank - 1) % size, (rank + 1) % size
+    mpi4py = engine().job.mpi
+    world = mpi4py.COMM_WORLD
+
+    def free_amid(begin: Any) -> list[mpi.Request]:
+        comm = world.Dup()
+        mpi.barrier(comm=comm)
+        requests = begin(comm)
+        comm.Free()
+        return requests  # type: ignore[no-any-return]
+
+    def receive(comm: Any) -> list[mpi.Request]:
+        return [mpi.irecv(left, comm=comm), mpi.isend(x, right, comm=comm)]
+
+    def receive_from_any(comm: Any) -> list[mpi.Request]:
+        return [mpi.irecv(comm=comm), mpi.isend(x, right, comm=comm)]
+
+    def reduce(comm: Any) -> list[mpi.Request]:
+        return [mpi.iallreduce(np.ones(200000), comm=comm), mpi.ibarrier(comm=comm)]
+
+    def reduce_tree(comm: Any) -> list[mpi.Request]:
+        return [mpi.iallreduce([x, x.copy()], comm=comm)]
+
+    def poll(requests: list[mpi.Request]) -> None:
+        while not all([each.test() for each in requests]):
+            pass
+
+    def one_by_one(requests: list[mpi.Request]) -> None:
+        for each in reversed(requests):
+            each.wait(timeout=60)
+
+    few: list[Any] = []  # are left, so that copies that stayed would use them up
+    try:
+        with suppress(mpi4py.Exception):
+            while len(few) < 3000:  # OpenMPI has more
+                few.append(mpi4py.COMM_SELF.Dup())
+        for each in few[-20:]:
+            each.Free()
+        del few[-20:]
+        for i in range(24):
+            begin = (receive, receive_from_any, reduce, reduce_tree)[i % 4]
+            (mpi.waitall, one_by_one, poll)[i % 3](free_amid(begin))
+            assert not CLOSING
+        # Those that nobody waits for go when there is something else to wait for.
+        for _ in range(12):
+            free_amid(reduce)
+            mpi.ibarrier().wait()
+        while mpi.iallreduce(np.asarray(len(CLOSING))).wait():
+            pass
+        assert not CLOSING
+    finally:
+        for each in few:
+            each.Free()
+    # A rank that learns that another has not come yet keeps them.
+    comm = world.Dup()
+    mpi.barrier(comm=comm)
+    if rank == 0:
+        begun = mpi.irecv(right, comm=comm)
+        comm.Free()
+        refused(MPITimeoutError, "", begun.wait, timeout=0.01)
+        assert len(CLOSING) == 1
+        mpi.barrier()
+        check(begun.wait(timeout=60), x)
+    else:
+        mpi.barrier()
+        if rank == 1:
+            mpi.send(x, 0, comm=comm)
+        comm.Free()
+    assert not CLOSING
     mpi.barrier()
 
 

@@ -37,6 +37,7 @@ TOGETHER = (
     "gathered_by_c",
     "roots_of_smaller_communicators",
     "freed_with_calls_under_way",
+    "copies_of_freed_communicators",
     "no_tensors_to_exchange",
     "ragged_rows",
     "trees",
