@@ -424,7 +424,7 @@ def copies_of_freed_communicators() -> None:
         return [mpi.iallreduce([x, x.copy()], comm=comm)]
 
     def poll(requests: list[mpi.Request]) -> None:
-        while not all([each.test() for each in requests]):
+        while not all(each.test() for each in requests):
             pass
 
     def one_by_one(requests: list[mpi.Request]) -> None:
