@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
@@ -26,38 +27,41 @@ def bridge(
     batch: Literal["sequential", "batched"] = "sequential",
     narrow: Narrow | None = None,
 ) -> Any:
-    """Return a torch.nn.Module as a function for JAX, or a model of another framework as one.
+    """Return a model of another framework as a function for JAX, or as a torch.nn.Module.
 
-    **`to="jax"`** returns (function, params). `function(params, *args, **kwargs)` calls the module
-    with the arrays of `params` for its
-    tensors, and returns what the module returns, with arrays of JAX. It works inside of `jax.jit`,
-    `jax.grad`, `jax.vmap` and `jax.lax.scan`; torch computes it and differentiates it. Shapes and
-    dtypes are found on fake tensors, once for each signature. `params` is
-    `{"params": {name: array}, "buffers": {name: array}}` over the memory of the module's tensors; a
-    shared parameter is there once. Differentiate with respect to `params["params"]`.
+    **`to="jax"`** returns (function, params) of a torch.nn.Module, of a model or layer of Keras 3
+    on TensorFlow, of a tf.Module, or of a function of TensorFlow.
+    `function(params, *args, **kwargs)` calls it with the arrays of `params` for its tensors, and
+    returns what it returns, with arrays of JAX. It works inside of `jax.jit`, `jax.grad`,
+    `jax.vmap` and `jax.lax.scan`; the other framework computes it and differentiates it. Shapes and
+    dtypes are found once for each signature, on fake tensors of torch or by TensorFlow's tracing.
+    `params` is `{"params": {name: array}, "buffers": {name: array}}` over the memory of the
+    tensors; a shared parameter is there once. Differentiate with respect to `params["params"]`.
 
     The function is of the module as it is now: in training or evaluation, with its hooks. It is
-    pure: what the module writes into its buffers is returned, and its random numbers come from
+    pure: what the model writes into its buffers is returned, and random numbers of torch come from
     `rng=`, a key of JAX (`jax.random.bits(key, dtype="uint32")` is the seed).
 
     Results are copied into memory of JAX; arguments are shared, except that the smallest of more
     than about a dozen tensors are passed in one packed copy for each dtype. 64-bit integers are 32
-    bits wide where JAX has none. A backward pass runs the module once more.
+    bits wide where JAX has none. A backward pass runs the model once more.
 
     **`to="torch"`** returns a torch.nn.Module of a function of JAX or TensorFlow, a tf.Module, or
     a model or layer of Keras 3 on TensorFlow. Of a function, `module(*args, **kwargs)` is
     `f(params, *args, **kwargs)` with tensors of torch; the other framework compiles it, once for
-    each signature, and differentiates it. It is TensorFlow's if a leaf of a tree is, or if
-    tf.function made it. Floating and complex arrays of `params` are the module's parameters, its
-    other arrays and those of `buffers` are buffers, by their paths in the trees. Of a tf.Module and
-    of Keras, trainable variables are parameters and the others buffers: by the paths of attributes,
-    and by those of Keras without the name of the model. All of them are copies, since optimisers
-    write into them. All other leaves are compiled in.
+    each signature, and differentiates it. Parameters and buffers are copies, since optimisers write
+    into them. All other leaves are compiled in.
 
     Every call lends the memory of the tensors to the other framework and takes its results, without
     a copy. Derivatives are of any order, torch.compile has the call as one operator, and
-    torch.func.vmap is `jax.vmap`, or `tf.vectorized_map`. A tf.Module computes in a private copy,
-    one call at a time. Keras gets the mode of the torch module as `training=`.
+    torch.func.vmap is `jax.vmap`, or `tf.vectorized_map`. Keras gets the mode of the torch module
+    as `training=`.
+
+    A function is TensorFlow's if a leaf of a tree is, or if tf.function made it. Floating and
+    complex arrays of `params` are parameters, its other arrays and those of `buffers` are buffers,
+    by their paths in the trees. Of a tf.Module and of Keras, trainable variables are parameters and
+    the others buffers: by the paths of attributes, and by those of Keras without the name of the
+    model. A tf.Module computes in a private copy, one call at a time.
 
     Args:
         f: the module; all its tensors on one device, and without any it runs on that of the
@@ -66,17 +70,17 @@ def bridge(
         to: "jax" or "torch".
         params: the tree of parameters of a function.
         buffers: a tree of arrays that are not trained; None for none.
-        mutable: of a module, True returns (result, buffers), with the buffers as the call leaves
-            them; False refuses a call that would change one. Of a function, True says that it
-            returns (result, buffers), and a call writes them into the module's buffers. Of a
-            tf.Module or Keras model, True writes what a call assigns into the buffers.
-        batch: how `jax.vmap` computes a batch of a module: "sequential", one by one, or "batched",
-            by torch.func.vmap where the module writes no tensor and draws no random numbers.
-        narrow: as of `convert`, for the parameters of a module.
+        mutable: True allows a call that changes buffers, and False refuses it. For JAX, the
+            function then returns (result, buffers), with the buffers as the call leaves them; a
+            torch.nn.Module writes them into its own. Of a function, True says that it returns
+            (result, buffers) itself.
+        batch: for JAX, how `jax.vmap` computes a batch: "sequential", one by one, or "batched",
+            by torch.func.vmap or tf.vectorized_map where the model writes no tensor and draws no
+            random numbers.
+        narrow: for JAX, as of `convert`, for the parameters.
 
     Raises:
-        UnsupportedTypeError: `f` is neither a torch.nn.Module, for JAX, nor a function or model
-            of JAX, TensorFlow or Keras, for torch.
+        UnsupportedTypeError: `f` is nothing that goes there.
         ArgumentError: the target is another, a value is unknown, an argument is of the other
             direction, the module's parameters have no shape yet or are on several devices, or two
             arrays would have one name. Calls raise it as well, for tensors on two devices, and for
@@ -86,33 +90,57 @@ def bridge(
     target = adapter.target(to, "bridge")
     if trees.is_module(f):
         given = {"params": params is not None, "buffers": buffers is not None}
-        _refuse(given, "is for a function of JAX; a torch.nn.Module has its own tensors")
-        return _to_jax(f, to, target, mutable, batch, narrow)
+        _refuse(given, "is for a function; a torch.nn.Module has its own tensors")
+        if target.name != "jax":
+            raise ArgumentError(f"bridge: a torch.nn.Module goes to 'jax', got to={target.name!r}")
+        make = partial(_module_of_torch, f)
+        return _to_jax(make, to, target, mutable, batch, narrow)
     if target.name not in ("jax", "torch"):
         raise ArgumentError(
-            "bridge: a torch.nn.Module goes to 'jax', a function of JAX or TensorFlow, a tf.Module "
-            f"or a Keras model to 'torch', got to={target.name!r}"
+            "bridge: a torch.nn.Module goes to 'jax', a function of JAX to 'torch', and a function "
+            "of TensorFlow, a tf.Module or a Keras model to 'jax' or 'torch', got "
+            f"to={target.name!r}"
         )
-    is_model = _is_of_tensorflow(f) and not _is_function_of_tensorflow(f)
-    if target.name == "torch" and (is_model or callable(f)):
-        given = {"narrow": narrow is not None, "batch": batch != "sequential"}
-        _refuse(given, 'is for a torch.nn.Module, with to="jax"')
-        if is_model:
-            given = {"params": params is not None, "buffers": buffers is not None}
-            _refuse(given, f"is for a function; {describe(f)} has its own variables")
-            _check_model(f)
-            return _to_torch(f, target, "tensorflow", None, None, mutable)
-        return _function_to_torch(f, target, params, buffers, mutable)
-    if _is_of_tensorflow(f):
+    source = _source_of(f, params, buffers)
+    if source is None or (source == "jax" and target.name == "jax"):
+        wanted = "a function of JAX or TensorFlow"
+        if target.name == "jax":
+            wanted = (
+                "a torch.nn.Module, a model of TensorFlow, or a function of TensorFlow with "
+                "tensors in params=, or made by tf.function"
+            )
         raise UnsupportedTypeError(
-            f"bridge: models of TensorFlow and Keras go to 'torch' alone, got {describe(f)} and "
-            f"to={target.name!r}; with the JAX backend of Keras, call model.stateless_call in JAX"
+            f"bridge: the first argument must be {wanted}, got {describe(f)}; make a kernel of a "
+            "function with dlbridge.wrap"
         )
-    wanted = "function of JAX or TensorFlow" if target.name == "torch" else "torch.nn.Module"
-    raise UnsupportedTypeError(
-        f"bridge: the first argument must be a {wanted}, got {describe(f)}; make a kernel of a "
-        "function with dlbridge.wrap"
-    )
+    if target.name == "torch":
+        given = {"narrow": narrow is not None, "batch": batch != "sequential"}
+        _refuse(given, 'is for to="jax"')
+    if _is_model(f):
+        given = {"params": params is not None, "buffers": buffers is not None}
+        _refuse(given, f"is for a function; {describe(f)} has its own variables")
+        _check_model(f)
+    else:
+        _check_trees(params, buffers, mutable)
+    if target.name == "torch":
+        return _to_torch(f, target, source, params, buffers, mutable)
+    make = partial(_module_of_tensorflow, f, params, buffers, mutable)
+    return _to_jax(make, to, target, mutable, batch, narrow)
+
+
+def _source_of(f: Any, params: Any, buffers: Any) -> str | None:
+    """Return whose function or model it is, "jax" or "tensorflow"; None for what is no function."""
+    if _is_model(f):
+        return "tensorflow"
+    if not callable(f):
+        return None
+    leaves = trees.tensors_of((params, buffers), keeps_unknown=True)
+    is_tensorflow = _is_of_tensorflow(f) or any(_is_of_tensorflow(leaf) for _, leaf in leaves)
+    return "tensorflow" if is_tensorflow else "jax"
+
+
+def _is_model(f: Any) -> bool:
+    return _is_of_tensorflow(f) and not _is_function_of_tensorflow(f)
 
 
 def _is_of_tensorflow(x: object) -> bool:
@@ -147,28 +175,7 @@ def _refuse(given: dict[str, bool], why: str) -> None:
             raise ArgumentError(f"bridge: {name} {why}")
 
 
-def _to_jax(
-    f: Any, to: object, target: adapter.Framework, mutable: bool, batch: str, narrow: Narrow | None
-) -> tuple[Callable[..., Any], Params]:
-    if target.name != "jax":
-        raise ArgumentError(f"bridge: a torch.nn.Module goes to 'jax', got to={target.name!r}")
-    if batch not in ("sequential", "batched"):
-        raise ArgumentError(f"bridge: batch must be 'sequential' or 'batched', got {batch!r}")
-    exchange.check("bridge", to, {"narrow": narrow})
-    target.import_module("bridge")
-    module = adapter.load_module("torch", "modules").Module(f)
-    params = {
-        "params": trees.convert_tree(module.parameters, target.name, grad="detach", narrow=narrow),
-        "buffers": trees.convert_tree(module.buffers, target.name, grad="detach", narrow="checked"),
-    }
-    functions = adapter.load_module(target.name, "functions")
-    function: Callable[..., Any] = functions.make_function(module, mutable, batch == "batched")
-    return function, params
-
-
-def _function_to_torch(
-    f: Any, target: adapter.Framework, params: Any, buffers: Any, mutable: bool
-) -> Any:
+def _check_trees(params: Any, buffers: Any, mutable: bool) -> None:
     if params is None:
         raise ArgumentError(
             "bridge: a function needs params=, the tree of its parameters, which it takes first; "
@@ -179,9 +186,40 @@ def _function_to_torch(
             "bridge: mutable=True needs buffers=, the tree of arrays that the function takes after "
             "its parameters and returns after its result"
         )
-    leaves = trees.tensors_of((params, buffers), keeps_unknown=True)
-    is_tensorflow = _is_of_tensorflow(f) or any(_is_of_tensorflow(leaf) for _, leaf in leaves)
-    return _to_torch(f, target, "tensorflow" if is_tensorflow else "jax", params, buffers, mutable)
+
+
+def _to_jax(
+    make: Callable[[], Any],
+    to: object,
+    target: adapter.Framework,
+    mutable: bool,
+    batch: str,
+    narrow: Narrow | None,
+) -> tuple[Callable[..., Any], Params]:
+    if batch not in ("sequential", "batched"):
+        raise ArgumentError(f"bridge: batch must be 'sequential' or 'batched', got {batch!r}")
+    exchange.check("bridge", to, {"narrow": narrow})
+    target.import_module("bridge")
+    module = make()
+    params = {
+        "params": trees.convert_tree(module.parameters, target.name, grad="detach", narrow=narrow),
+        "buffers": trees.convert_tree(module.buffers, target.name, grad="detach", narrow="checked"),
+    }
+    functions = adapter.load_module(target.name, "functions")
+    function: Callable[..., Any] = functions.make_function(module, mutable, batch == "batched")
+    return function, params
+
+
+def _module_of_torch(f: Any) -> Any:
+    return adapter.load_module("torch", "modules").Module(f)
+
+
+def _module_of_tensorflow(f: Any, params: Any, buffers: Any, mutable: bool) -> Any:
+    source = adapter.adapter("tensorflow")
+    source.import_module("bridge")
+    adapter.start(source)
+    model = adapter.load_module("tensorflow", "models").make_model(f, params, buffers, mutable)
+    return adapter.load_module("tensorflow", "modules").Module(model)
 
 
 def _to_torch(

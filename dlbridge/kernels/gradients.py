@@ -577,13 +577,25 @@ def _labels(schema: Schema, own: Schema, word: str) -> tuple[str, ...]:
 # ---- derived rules: vjp="torch" and vjp="jax" ----------------------------------------------------
 
 
+class Derivable:
+    """A function that has its own derivative, and is called as Python functions of kernels are."""
+
+    def __call__(self, *tensors: Any) -> Any:
+        """Return the results."""
+        raise NotImplementedError
+
+    def derive(self) -> Derivable:
+        """Return the function of tensors and cotangents that gives the gradients."""
+        raise NotImplementedError
+
+
 class Automatic(NamedTuple):
     """A rule to be derived by a framework from the kernel's own function.
 
     The vjp of a derived kernel is one: it is derived in turn once somebody differentiates twice.
 
     Attributes:
-        framework: "torch" or "jax".
+        framework: "torch" or "jax"; or that of the arrays of a function that is `Derivable`.
         wrap: `dlbridge.wrap`, which makes the kernel of the derivative.
     """
 
@@ -601,12 +613,13 @@ class Automatic(NamedTuple):
         """
         schema, framework = kernel.schema, self.framework
         assert schema is not None
-        if framework not in ("torch", "jax"):
+        function = _find_function(kernel, framework, word)
+        derivable = isinstance(function, Derivable) and word == "vjp"
+        if framework not in ("torch", "jax") and not derivable:
             raise ArgumentError(
                 f"{schema.qualified}: {word}= must be a Kernel, a Python function, 'torch' or "
                 f"'jax', got {framework!r}"
             )
-        function = _find_function(kernel, framework, word)
         _check_derivable(schema, function, framework, word)
         lengths = "" if kernel.flat is None else "".join(f"_{each}" for each in kernel.flat.lengths)
         name = f"{schema.qualified}{lengths}_{word}"
@@ -614,7 +627,10 @@ class Automatic(NamedTuple):
             derivative = _without_clashes(schema).vjp(name)
         else:
             derivative = _jvp_schema(schema).named(name)
-        made = _make_derivative(function, schema, framework, word)
+        if isinstance(function, Derivable):
+            made: Any = function.derive()
+        else:
+            made = _make_derivative(function, schema, framework, word)
         made.__name__ = derivative.name
         second = self.wrap(made, derivative, abi=f"python:{framework}", vjp=self)
         return Rule((), 0, second, is_derived=True)

@@ -285,12 +285,12 @@ def test_a_transformer_and_a_normalised_convolution_have_the_values_of_torch():
 def test_a_module_that_cannot_cross_is_refused_with_advice():
     module = perceptron()
     function, params = dlbridge.bridge(module, to="jax")
-    with pytest.raises(UnsupportedTypeError, match=r"must be a torch\.nn\.Module, got .*wrap"):
+    with pytest.raises(UnsupportedTypeError, match=r"must be a torch\.nn\.Module, .*wrap"):
         dlbridge.bridge(np.sin, to="jax")
     with pytest.raises(ArgumentError, match="goes to 'jax', got to='numpy'"):
         dlbridge.bridge(module, to="numpy")
     with pytest.raises(
-        ArgumentError, match=r"a function of JAX .* to 'torch', got to='tensorflow'"
+        ArgumentError, match=r"a function of JAX to 'torch', .* got to='tensorflow'"
     ):
         dlbridge.bridge(np.sin, to="tensorflow")
     with pytest.raises(ArgumentError, match="batch must be 'sequential' or 'batched'"):
@@ -319,14 +319,3 @@ def test_forward_derivatives_are_those_of_torch():
     got = jax.jvp(lambda x: function(params, x), (X,), (jnp.full_like(X, 0.5),))
     np.testing.assert_allclose(got[0], wanted.detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got[1], tangent.detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_a_model_of_tensorflow_is_refused_by_name(framework):
-    tf = framework("tensorflow")
-
-    class Model(tf.Module):
-        def __call__(self, x):
-            return x
-
-    with pytest.raises(UnsupportedTypeError, match="models of TensorFlow and Keras go to 'torch'"):
-        dlbridge.bridge(Model(), to="jax")

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from dlbridge import registry
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
-from dlbridge.exchange import trees
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kernel import Kernel
@@ -36,28 +35,26 @@ _RESULTS = 8  # at most, of a kernel
 
 
 class Module(Protocol):
-    """A module of another framework, as far as it is needed here; `torch.modules` has one."""
+    """A module of another framework: those of `torch.modules` and `tensorflow.modules`.
+
+    Attributes:
+        arrays: the framework whose arrays its functions take.
+    """
 
     name: str
-    framework: str
+    arrays: str
     platforms: tuple[str, ...]
     parameters: dict[str, Any]
     buffers: dict[str, Any]
 
-    def join(self, tensors: Sequence[Any]) -> Any:
-        """Return tensors of one dimension as one."""
-
-    def cast(self, tensors: Sequence[Any], dtypes: Sequence[DType]) -> list[Any]:
-        """Return tensors in these dtypes."""
-
-    def batched(self, function: Callable[..., Any], marks: Sequence[bool]) -> Callable[..., Any]:
-        """Return a function for a batch: along axis 0 of the arguments that are marked."""
-
     def trace(self, forms: Sequence[Form], rebuild: Any) -> Any:
         """Find out what a call does."""
 
-    def run(self, operands: Sequence[Any], rebuild: Any, traced: Any, seed: Any) -> Any:
-        """Return what a call returns, and the buffers that it changed."""
+    def function(self, rebuild: Any, traced: Any, taken: Packing, made: Packing) -> Any:
+        """Return a function of packed operands: packed results, and the buffers that it changed."""
+
+    def batched(self, function: Any, marks: Sequence[bool], size: int) -> Callable[..., Any]:
+        """Return a function for a batch: along axis 0 of the arguments that are marked."""
 
     def is_buffer(self, place: int) -> bool:
         """Return whether the operand at `place` is a buffer."""
@@ -74,8 +71,8 @@ class _Call(NamedTuple):
     """
 
     kernel: Kernel
-    operands: _Packing
-    results: _Packing
+    operands: Packing
+    results: Packing
     traced: Any
     updated: list[str]
 
@@ -107,7 +104,7 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
         several = made if isinstance(made, tuple | list) else (made,)
         found = call.results.unpack(several)
         count = len(call.traced.results)
-        outcome = trees.with_tensors(call.traced.outcome, found[:count])
+        outcome = call.traced.returned(found[:count])
         if not mutable:
             return outcome
         return outcome, params["buffers"] | dict(zip(call.updated, found[count:], strict=True))
@@ -163,7 +160,7 @@ def _tensors_of(module: Module, params: Any) -> list[Any]:
                     f"{module.name}: {part}[{name!r}] must be an array of shape "
                     f"{list(like.shape)}, got {shape}"
                 )
-            found.append(array)
+            found.append(array if isinstance(array, jax.Array) else jnp.asarray(array))
     return found
 
 
@@ -198,17 +195,9 @@ def _make_call(module: Module, forms: Sequence[Form], rebuild: Any, is_batched: 
     changed = [place for place in sorted(traced.written) if module.is_buffer(place)]
     names = [*module.parameters, *module.buffers]
     narrow = [(shape, _narrow(dtype)) for shape, dtype in traced.results]
-    made = _Packing([*narrow, *[forms[place] for place in changed]], _RESULTS)
+    made = Packing.within([*narrow, *[forms[place] for place in changed]], _RESULTS)
     # The kernel of the derivative takes operands, seed and cotangents, and gives gradients.
-    taken = _Packing(forms, (MAX_TENSORS - 1 - len(made.groups)) // 2)
-    dtypes = [dtype for _, dtype in made.forms]
-
-    def run(*packed: Any) -> Any:
-        seed = packed[-1] if traced.is_random else None
-        outcome, updated = module.run(taken.unpack(packed), rebuild, traced, seed)
-        found = made.pack(module.cast([*outcome, *updated], dtypes), module.join)
-        return tuple(found) if len(found) > 1 else (found[0] if found else None)
-
+    taken = Packing.within(forms, (MAX_TENSORS - 1 - len(made.groups)) // 2)
     arguments = [f"x{number}: {text}" for number, text in enumerate(taken.texts())]
     if traced.is_random:
         arguments.append("seed: uint32[]")
@@ -218,8 +207,8 @@ def _make_call(module: Module, forms: Sequence[Form], rebuild: Any, is_batched: 
     may_batch = is_batched and not traced.written and not traced.is_random
     wrap = partial(_wrap, module, may_batch)
     moves = taken.is_floating() and made.is_floating()
-    vjp = Automatic(module.framework, wrap) if moves else None
-    kernel = wrap(run, Schema.parse(schema), vjp=vjp)
+    vjp = Automatic(module.arrays, wrap) if moves else None
+    kernel = wrap(module.function(rebuild, traced, taken, made), Schema.parse(schema), vjp=vjp)
     return _Call(kernel, taken, made, traced, [names[place] for place in changed])
 
 
@@ -243,14 +232,14 @@ def _wrap(
         kernel = batches.get(key)
         if kernel is None:
             wide = _batch_schema(schema, size, marks)
-            kernel = batches[key] = _wrap(module, True, module.batched(function, marks), wide)
+            kernel = batches[key] = _wrap(module, True, module.batched(function, marks, size), wide)
         return kernel.jax(*tensors)
 
     if not _has_room(schema):
         vjp = None  # a second derivative: JAX is told that there is none
     options: Any = {"batch": batch} if is_batched else {}
     function.only_reads = True  # what the module writes was found by `trace`, and is copied first
-    named = abi or f"python:{module.framework}"
+    named = abi or f"python:{module.arrays}"
     abis = dict.fromkeys(module.platforms, named)
     return draft(schema, abis, dict.fromkeys(module.platforms, function), vjp=vjp, **options)
 
@@ -279,30 +268,49 @@ def _wider(dims: str, size: int) -> str:
 # ---- packing -------------------------------------------------------------------------------------
 
 
-class _Packing:
-    """How tensors travel in at most so many: the largest by themselves, others joined by dtype.
+class Packing:
+    """How tensors travel: by themselves, or joined to a vector with others of the same dtype.
 
     Attributes:
         forms: shape and dtype of each.
         groups: which of them travel together.
     """
 
-    def __init__(self, forms: Sequence[Form], room: int) -> None:
+    def __init__(self, forms: Sequence[Form], groups: list[list[int]]) -> None:
         self.forms = list(forms)
-        places = range(len(self.forms))
-        self.groups = [[place] for place in places]
-        if len(self.groups) <= room:
-            return
-        dtypes = {dtype: None for _, dtype in self.forms}
-        by_size = sorted(places, key=lambda place: -prod(self.forms[place][0]))
+        self.groups = groups
+
+    @classmethod
+    def within(cls, forms: Sequence[Form], room: int) -> Packing:
+        """Return one of at most `room` tensors: the largest travel by themselves."""
+        places = range(len(forms))
+        if len(forms) <= room:
+            return cls(forms, [[place] for place in places])
+        dtypes = {dtype: None for _, dtype in forms}
+        by_size = sorted(places, key=lambda place: -prod(forms[place][0]))
         alone = max(room - len(dtypes), 0)
-        self.groups = [[place] for place in sorted(by_size[:alone])]
+        groups = [[place] for place in sorted(by_size[:alone])]
         rest = sorted(by_size[alone:])
-        joined = [[p for p in rest if self.forms[p][1] == dtype] for dtype in dtypes]
-        self.groups += [group for group in joined if group]
+        joined = [[p for p in rest if forms[p][1] == dtype] for dtype in dtypes]
+        return cls(forms, groups + [group for group in joined if group])
+
+    def floating(self) -> Packing:
+        """Return that of the floating tensors alone."""
+        kept = [place for place, (_, dtype) in enumerate(self.forms) if dtype.is_floating]
+        groups = [[kept.index(place) for place in group] for group in self._floating_groups()]
+        return Packing([self.forms[place] for place in kept], groups)
+
+    def _floating_groups(self) -> list[list[int]]:
+        return [group for group in self.groups if self.forms[group[0]][1].is_floating]
+
+    def __add__(self, other: Packing) -> Packing:
+        """Return that of the tensors of both."""
+        count = len(self.forms)
+        shifted = [[count + place for place in group] for group in other.groups]
+        return Packing([*self.forms, *other.forms], self.groups + shifted)
 
     def is_floating(self) -> bool:
-        return any(dtype.is_floating for _, dtype in self.forms)
+        return bool(self._floating_groups())
 
     def texts(self) -> list[str]:
         """Return each group in the notation of schemas."""
@@ -314,25 +322,29 @@ class _Packing:
         return str(sum(prod(self.forms[place][0]) for place in group))
 
     def pack(self, tensors: Sequence[Any], join: Callable[[Any], Any]) -> list[Any]:
-        """Return one tensor for each group, in the dtypes of the forms."""
+        """Return one tensor for each group; `join` joins several along the last axis."""
         return [
             tensors[group[0]]
             if len(group) == 1
-            else join([tensors[place].reshape(-1) for place in group])
+            else join([self._flat(tensors[place], self.forms[place][0]) for place in group])
             for group in self.groups
         ]
 
+    def _flat(self, tensor: Any, shape: tuple[int, ...]) -> Any:
+        batch = tensor.shape[: len(tensor.shape) - len(shape)]
+        return tensor.reshape((*batch, prod(shape)))
+
     def unpack(self, packed: Sequence[Any]) -> list[Any]:
-        """Return the tensors of the groups, in order."""
+        """Return the tensors of the groups, in order; axes of batches stay in front."""
         found: list[Any] = [None] * len(self.forms)
         for group, tensor in zip(self.groups, packed, strict=False):
             if len(group) == 1:
                 found[group[0]] = tensor
                 continue
-            start = 0
+            start, batch = 0, tensor.shape[:-1]
             for place in group:
                 shape = self.forms[place][0]
                 end = start + prod(shape)
-                found[place] = tensor[start:end].reshape(shape)
+                found[place] = tensor[..., start:end].reshape((*batch, *shape))
                 start = end
         return found

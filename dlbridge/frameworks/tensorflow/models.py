@@ -40,6 +40,7 @@ from dlbridge.frameworks.tensorflow.graphs import Cut, CutError, draws_random_nu
 from dlbridge.signals import not_from_handler
 
 Function = Callable[..., Sequence[Any]]
+Rebuild = Callable[[Sequence[Any]], Any]  # (args, kwargs) of the arrays in them
 
 
 class State(NamedTuple):
@@ -176,7 +177,7 @@ class Program(Derived):
         for variable, axis in zip(self._state.variables, axes, strict=False):
             if axis is not None:
                 raise ArgumentError(
-                    f"{self.name}: torch.vmap over the variables of a tf.Module is not supported, "
+                    f"{self.name}: vmap over the variables of a tf.Module is not supported, "
                     f"as of {variable.name!r}; map over arguments, or pass a function of "
                     "TensorFlow and params="
                 )
@@ -273,9 +274,7 @@ def _trace(function: Callable[..., Any], forms: Sequence[Form]) -> Any:
 
 
 def _call(concrete: Any, operands: Sequence[Any]) -> Any:
-    if tf.executing_eagerly():
-        return concrete(*operands)
-    with tf.init_scope():  # torch may be called amid the trace of a graph
+    with tf.init_scope():  # the caller may be amid the trace of a graph, or have a tape
         return concrete(*operands)
 
 
@@ -418,9 +417,14 @@ class Model:
 
     def call(self, structure: Any, static: Sequence[Any], forms: Sequence[Form]) -> Call:
         """Find out what a call does."""
-        self._check(forms)
-        written = self._find_written(partial(self._call, structure, static, forms))
-        call, _ = self._call(structure, static, forms, written)
+
+        def rebuild(tensors: Sequence[Any]) -> Any:
+            left = iter(tensors)
+            return _unflatten(
+                structure, [next(left) if kind is None else value for kind, value in static]
+            )
+
+        call = self.trace(forms, rebuild)
         if call.updated and not self._is_mutable:
             names = ", ".join(repr(self.held[place].name) for place in call.updated)
             advice = ", or call module.eval()" if self.follows_mode else ""
@@ -430,17 +434,26 @@ class Model:
             )
         return call
 
+    def trace(self, forms: Sequence[Form], rebuild: Rebuild) -> Call:
+        """Find out what a call does; it may change buffers.
+
+        Args:
+            forms: shape and dtype of each operand: those held, and the arrays of the arguments.
+            rebuild: makes the arguments of these arrays.
+        """
+        self._check(forms)
+        written = self._find_written(partial(self._call, forms, rebuild))
+        return self._call(forms, rebuild, written)[0]
+
     def _call(
-        self, structure: Any, static: Sequence[Any], forms: Sequence[Form], written: Sequence[int]
+        self, forms: Sequence[Form], rebuild: Rebuild, written: Sequence[int]
     ) -> tuple[Call, Any]:
         """Return the call and its concrete function."""
         outcome: list[Any] = []
         count = len(self.held)
 
         def function(*sources: Any) -> list[Any]:
-            left = iter(sources[count:])
-            leaves = [next(left) if kind is None else value for kind, value in static]
-            args, kwargs = _unflatten(structure, leaves)
+            args, kwargs = rebuild(sources[count:])
             made, new = self._apply(sources[:count], args, kwargs, written)
             results, made_structure = _flatten(made)
             outcome[:] = made_structure, len(results), made_structure == _LEAF, tuple(new)
@@ -492,18 +505,21 @@ class FunctionModel(Model):
             for tree in self._trees
             for name, value in tree.arrays
         ]
-        super().__init__(name_of(function), held)
+        order = sorted(range(len(held)), key=lambda place: not held[place].is_trained)
+        self._places = [order.index(place) for place in range(len(held))]
+        super().__init__(name_of(function), [held[place] for place in order])
 
     def _apply(
         self, held: Sequence[Any], args: Any, kwargs: Any, written: Sequence[int]
     ) -> tuple[Any, dict[int, Any]]:
-        left = iter(held)
+        left = iter([held[place] for place in self._places])
         made = self._function(*[tree.rebuild(left) for tree in self._trees], *args, **kwargs)
         if not self._is_mutable:
             return made, {}
         made, buffers = split_outcome(made, self.name)
-        first = len(self._trees[0].arrays)
-        return made, dict(enumerate(self._trees[1].arrays_like(buffers, self.name), first))
+        places = self._places[len(self._trees[0].arrays) :]
+        new = self._trees[1].arrays_like(buffers, self.name)
+        return made, dict(zip(places, new, strict=True))
 
 
 class _Tree:
@@ -602,13 +618,8 @@ class ModuleModel(Model):
                 f"bridge: {describe(module)} cannot be copied by copy.deepcopy: {error}; pass a "
                 "function of TensorFlow and params="
             ) from error
-        found = self._module._flatten(
-            predicate=lambda x: isinstance(x, tf.Variable), with_path=True
-        )
-        named = [(".".join(map(str, path)), variable) for path, variable in found]
-        named.sort(key=lambda each: not each[1].trainable)
-        held = [Held(name, each.value(), each.trainable) for name, each in named]
-        variables = [each for _, each in named]
+        held = [Held(name, each.value(), each.trainable) for name, each in _variables_of(module)]
+        variables = [each for _, each in _variables_of(self._module)]
         state = State(variables, [each.value() for each in variables], registry.lock())
         super().__init__(name_of(module), held, state)
 
@@ -643,6 +654,13 @@ class ModuleModel(Model):
     ) -> tuple[Any, dict[int, Any]]:
         made = self._module(*args, **kwargs)
         return made, {place: held[place].read_value() for place in written}
+
+
+def _variables_of(module: tf.Module) -> list[tuple[str, Any]]:
+    """Return the variables of a module, those that are trained first, by their paths."""
+    found = module._flatten(predicate=lambda x: isinstance(x, tf.Variable), with_path=True)
+    named = [(".".join(map(str, path)), variable) for path, variable in found]
+    return sorted(named, key=lambda each: not each[1].trainable)
 
 
 def is_keras_layer(x: Any) -> bool:

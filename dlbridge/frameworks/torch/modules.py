@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,10 @@ class Traced(NamedTuple):
     written: frozenset[int]
     is_random: bool
 
+    def returned(self, tensors: Sequence[Any]) -> Any:
+        """Return what the module returns, with these tensors."""
+        return trees.with_tensors(self.outcome, tensors)
+
 
 class Module:
     """A module as a function of its parameters, its buffers, and the tensors among its arguments.
@@ -58,7 +63,7 @@ class Module:
         platforms: where its tensors are, "cpu" or "cuda"; both, if it has none.
     """
 
-    framework = "torch"
+    arrays = "torch"
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.name = type(module).__name__
@@ -130,7 +135,23 @@ class Module:
         results = [(tuple(map(int, each.shape)), as_dtype(each.dtype)) for each in leaves]
         return Traced(outcome, results, frozenset(written), watch.is_random)
 
-    def run(self, operands: Sequence[Any], rebuild: Rebuild, traced: Traced, seed: Any) -> Any:
+    def function(
+        self, rebuild: Rebuild, traced: Traced, taken: Any, made: Any
+    ) -> Callable[..., Any]:
+        """Return the function of one signature, of tensors that travel packed, then of the seed."""
+        dtypes = [dtype.to("torch") for _, dtype in made.forms]
+
+        def run(*packed: Any) -> Any:
+            seed = packed[-1] if traced.is_random else None
+            found = self._run(taken.unpack(packed), rebuild, traced, seed)
+            several = made.pack(_cast(found, dtypes), _join)
+            return tuple(several) if len(several) > 1 else (several[0] if several else None)
+
+        return run
+
+    def _run(
+        self, operands: Sequence[Any], rebuild: Rebuild, traced: Traced, seed: Any
+    ) -> list[Any]:
         """Return the tensors that the module returns, and those of its buffers that it changed."""
         own = list(operands)
         own[: self.count] = self._cast(own)
@@ -141,25 +162,15 @@ class Module:
         with _seeded(int(seed)) if traced.is_random else nullcontext():
             outcome = self._call(own, rebuild)
         updated = [own[place] for place in sorted(traced.written) if self.is_buffer(place)]
-        return leaves_of(outcome), updated
+        return [*leaves_of(outcome), *updated]
 
     def is_buffer(self, place: int) -> bool:
         """Return whether the operand at `place` is a buffer."""
         return len(self.parameters) <= place < self.count
 
-    def join(self, tensors: Sequence[Any]) -> Any:
-        """Return tensors of one dimension as one."""
-        return torch.cat(list(tensors))
-
-    def cast(self, tensors: Sequence[Any], dtypes: Sequence[DType]) -> list[Any]:
-        """Return tensors in these dtypes."""
-        own = [dtype.to("torch") for dtype in dtypes]
-        return [
-            each if each.dtype is dtype else each.to(dtype)
-            for each, dtype in zip(tensors, own, strict=True)
-        ]
-
-    def batched(self, function: Callable[..., Any], marks: Sequence[bool]) -> Callable[..., Any]:
+    def batched(
+        self, function: Callable[..., Any], marks: Sequence[bool], _: int
+    ) -> Callable[..., Any]:
         """Return a function for a batch: along axis 0 of the arguments that are marked."""
         mapped: Callable[..., Any] = torch.func.vmap(
             function, in_dims=tuple(0 if mark else None for mark in marks)
@@ -168,8 +179,7 @@ class Module:
 
     def _cast(self, operands: Sequence[Any]) -> list[Any]:
         """Return the module's tensors in its own dtypes, where the caller has narrower ones."""
-        pairs = zip(operands, self._dtypes, strict=False)
-        return [each if each.dtype is dtype else each.to(dtype) for each, dtype in pairs]
+        return _cast(operands[: self.count], self._dtypes)
 
     def _call(self, operands: Sequence[Any], rebuild: Rebuild) -> Any:
         args, kwargs = rebuild(operands[self.count :])
@@ -185,6 +195,14 @@ class Module:
                     owner[name] = tensor
                 for part, kept in zip(self._parts, attributes, strict=True):
                     object.__setattr__(part, "__dict__", kept)
+
+
+_join = partial(torch.cat, dim=-1)
+
+
+def _cast(tensors: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
+    pairs = zip(tensors, dtypes, strict=True)
+    return [each if each.dtype is dtype else each.to(dtype) for each, dtype in pairs]
 
 
 def leaves_of(outcome: Any) -> list[Any]:

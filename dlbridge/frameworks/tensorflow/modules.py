@@ -1,0 +1,145 @@
+"""A model of TensorFlow as a module for `dlbridge.frameworks.jax.functions`, as torch.modules is.
+
+What a call does is found by tracing it, once for each signature. Arrays travel as those of NumPy,
+in the memory of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from dlbridge._core import native
+from dlbridge.dtype import as_dtype
+from dlbridge.errors import ArgumentError
+from dlbridge.frameworks.models import Call, Form
+from dlbridge.frameworks.models import Program as AnyProgram
+from dlbridge.frameworks.tensorflow.models import Model, Rebuild
+from dlbridge.kernels.gradients import Derivable
+
+
+class Traced(NamedTuple):
+    """What a call with arguments of certain forms does.
+
+    Attributes:
+        results: shape and dtype of each tensor that the model returns, in order.
+        written: the places of the operands that the call changes: of buffers.
+        call: of the model.
+        model: whose call it is.
+        is_random: False; what draws random numbers is refused.
+    """
+
+    results: Sequence[Form]
+    written: frozenset[int]
+    call: Call
+    model: Model
+    is_random: bool = False
+
+    def returned(self, tensors: Sequence[Any]) -> Any:
+        """Return what the model returns, with these tensors."""
+        return self.model.unflatten(self.call.structure, tensors)
+
+
+class Module:
+    """A model as a function of its parameters, its buffers, and the tensors among its arguments.
+
+    Attributes:
+        name: of the model.
+        parameters, buffers: its tensors by their names.
+    """
+
+    framework = "tensorflow"
+    arrays = "numpy"
+    platforms = ("cpu",)
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.name = model.name
+        self.parameters = {each.name: each.array for each in model.held if each.is_trained}
+        self.buffers = {each.name: each.array for each in model.held if not each.is_trained}
+        self._own = [(tuple(each.array.shape), as_dtype(each.array.dtype)) for each in model.held]
+
+    def trace(self, forms: Sequence[Form], rebuild: Rebuild) -> Traced:
+        """Find out what a call does; parameters and buffers have the model's own dtypes there.
+
+        Raises:
+            ArgumentError: shapes depend on values, or random numbers come from nowhere.
+        """
+        call = self._model.trace([*self._own, *forms[len(self._own) :]], rebuild)
+        program: Any = call.program
+        if program.draws:
+            raise ArgumentError(
+                f"{self.name}: the call draws random numbers that depend on no argument, which a "
+                "function of JAX cannot; draw them with tf.random.stateless_uniform and a seed "
+                "among the arguments, or by a keras.random.SeedGenerator, whose state is a buffer"
+            )
+        return Traced(program.results[: call.size], frozenset(call.updated), call, self._model)
+
+    def function(self, _: Rebuild, traced: Traced, taken: Any, made: Any) -> _Packed:
+        """Return the function of one signature, of arrays that travel packed."""
+        return _Packed(traced.call.program, taken, made)
+
+    def is_buffer(self, place: int) -> bool:
+        """Return whether the operand at `place` is a buffer."""
+        return len(self.parameters) <= place < len(self._own)
+
+    def batched(self, function: _Packed, marks: Sequence[bool], size: int) -> _Packed:
+        """Return a function for a batch: along axis 0 of the arguments that are marked."""
+        return function.batched(marks, size)
+
+
+class _Packed(Derivable):
+    """A program as a function of arrays of NumPy, which travel packed."""
+
+    __name__ = "call"
+
+    def __init__(self, program: AnyProgram, taken: Any, made: Any) -> None:
+        self._program = program
+        self._taken = taken
+        self._made = made
+        self._dtypes = [dtype.to("numpy") for _, dtype in program.forms]
+        self._narrow = [dtype.to("numpy") for _, dtype in made.forms]
+
+    def __call__(self, *packed: Any) -> Any:
+        given = _cast(self._taken.unpack(packed), self._dtypes)
+        operands = [native.convert(each, "tensorflow") for each in given]
+        try:
+            found = self._program.run(*operands)
+        except tf.errors.OpError as error:
+            raise _shortened(error) from None
+        arrays = _cast([native.convert(each, "numpy") for each in found], self._narrow)
+        several = self._made.pack(arrays, _join)
+        return tuple(several) if len(several) > 1 else (several[0] if several else None)
+
+    def derive(self) -> _Packed:
+        """Return the function of packed operands and cotangents that gives packed gradients."""
+        moving, taken = self._made.floating(), self._taken
+        needs = tuple(place for place, (_, dtype) in enumerate(taken.forms) if dtype.is_floating)
+        return _Packed(self._program.derivative(needs), taken + moving, taken.floating())
+
+    def batched(self, marks: Sequence[bool], size: int) -> _Packed:
+        """Return the function of a batch, along axis 0 of the arrays that are marked."""
+        axes: list[int | None] = [None] * len(self._taken.forms)
+        for group, is_marked in zip(self._taken.groups, marks, strict=True):
+            for place in group:
+                axes[place] = 0 if is_marked else None
+        return _Packed(self._program.batched(tuple(axes), size), self._taken, self._made)
+
+
+def _shortened(error: Any) -> Exception:
+    """Return an error without the places in Python, since JAX passes on the beginning of a text."""
+    why = error.message.rpartition("\n\n")[2].partition("\n\t [[{{")[0]
+    made: Exception = type(error)(error.node_def, error.op, why)
+    return made
+
+
+_join = partial(np.concatenate, axis=-1)
+
+
+def _cast(arrays: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+    pairs = zip(arrays, dtypes, strict=True)
+    return [each if each.dtype == dtype else each.astype(dtype) for each, dtype in pairs]
