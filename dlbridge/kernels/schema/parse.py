@@ -577,7 +577,7 @@ class Parser:
         found: list[tuple[str, Type]] = []
         if not reader.accept("("):
             self.places.append(reader.next)
-            found.append(("", self._optional(self._tensor())))
+            found.append(("", self._result()))
         else:
             while not reader.accept(")"):
                 self.places.append(reader.next)
@@ -585,7 +585,7 @@ class Parser:
                 if reader.peek(1).text == ":":
                     name = reader.expect_name("a result's name").text
                     reader.advance()
-                found.append((name, self._optional(self._tensor())))
+                found.append((name, self._result()))
                 self._end_item(")")
         known = {dim.value: dim for _, of in found for dim in of[1] if dim.kind == "counted"}
         return tuple(
@@ -594,6 +594,19 @@ class Parser:
                 for index, (name, (dtype, dims, many)) in enumerate(found)
             ]
         )
+
+    def _result(self) -> Type:
+        reader = self.reader
+        token = reader.next
+        if token.text in SCALAR_KINDS and reader.peek(1).text not in ("[", "|"):
+            tensor = _AS_TENSOR.get(token.text)
+            advice = (
+                f"write '{tensor}', which has no dimensions, and {token.text}(…) around the call"
+                if tensor
+                else "return a number that says which"
+            )
+            reader.refuse(f"a result is a tensor, and {token.text!r} is a scalar: {advice}", token)
+        return self._optional(self._tensor())
 
     def _optional(self, found: Type) -> Type:
         """Return the type of a result with what decides whether it is there, if that follows."""
@@ -608,6 +621,9 @@ class Parser:
             reader.refuse_next("'if' and the argument that decides, as in f32[n]? if save")
         reader.advance()
         return dtype, dims, Dim("if", reader.expect_name("an argument's name").text)
+
+
+_AS_TENSOR = {"int": "i64[]", "float": "f64[]", "bool": "bool[]"}
 
 
 def _resolve(dims: tuple[Dim, ...], known: dict[int | str, Dim]) -> tuple[Dim, ...]:
