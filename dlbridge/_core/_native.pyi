@@ -449,6 +449,18 @@ def convert(
     dtype: object = None,
     stream: Any = None,
 ) -> Any: ...
+def decide(
+    tensor: TensorBase,
+    policy: object,
+    refusal: Callable[[TensorBase], str | None] | None,
+    protects_readonly: bool,
+    is_copied: bool,
+    /,
+) -> tuple[TensorBase, str | None, str | None]:
+    """The tensor as it is shared, why it must be copied, and why it is refused as it is."""
+
+POLICY_WORDS: dict[str, tuple[str | None, ...]]  # which strings each policy takes
+
 def take(x: object, /) -> TensorBase | None:
     """The C path in: a Tensor of a known type's object, or None when a guard declines it."""
 

@@ -85,6 +85,7 @@ def make_builder() -> cffi.FFI:
         extra_compile_args=[
             "-std=c11",
             "-O3",
+            "-falign-functions=64",  # else ratios change by 5 % with what stands before
             "-fexceptions",
             "-fvisibility=hidden",
             "-Wall",

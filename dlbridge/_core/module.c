@@ -5,6 +5,7 @@
 #include "cuda/cuda.h"
 #include "engine/engine.h"
 #include "exchange/exchange.h"
+#include "exchange/policy.h"
 #include "exchange/receipt.h"
 #include "mpi/mpi.h"
 #include "onnxruntime/onnxruntime.h"
@@ -271,13 +272,13 @@ static int start_types(PyObject *module) {
 
 static int add_functions(PyObject *module) {
     PyMethodDef *const tables[] = {
-        dlb_take_functions,           dlb_table_functions,         dlb_numpy_functions,
-        dlb_receipt_functions,        dlb_numpy_memory_functions,  dlb_type_functions,
-        dlb_cuda_functions,           dlb_memory_functions,        dlb_call_functions,
-        dlb_tensorflow_functions,     dlb_torch_op_functions,      dlb_torch_functions,
-        dlb_torch_memory_functions,   dlb_tree_functions,          dlb_signal_functions,
-        dlb_onnxruntime_functions,    dlb_torch_query_functions,   dlb_begun_functions,
-        dlb_torch_function_functions, dlb_torch_sharing_functions,
+        dlb_policy_functions, dlb_take_functions,           dlb_table_functions,
+        dlb_numpy_functions,  dlb_receipt_functions,        dlb_numpy_memory_functions,
+        dlb_type_functions,   dlb_cuda_functions,           dlb_memory_functions,
+        dlb_call_functions,   dlb_tensorflow_functions,     dlb_torch_op_functions,
+        dlb_torch_functions,  dlb_torch_memory_functions,   dlb_tree_functions,
+        dlb_signal_functions, dlb_onnxruntime_functions,    dlb_torch_query_functions,
+        dlb_begun_functions,  dlb_torch_function_functions, dlb_torch_sharing_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         if (PyModule_AddFunctions(module, tables[i]) < 0)
@@ -304,7 +305,7 @@ PyMODINIT_FUNC PyInit__native(void) {
     dlb.descrs = PyDict_New();
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
         dlb_numpy_start() < 0 || dlb_signals_start() < 0 || dlb_loops_start() < 0 ||
-        dlb_converter_start() < 0 || start_types(module) < 0 ||
+        dlb_policy_start(module) < 0 || start_types(module) < 0 ||
         dlb_ufuncs_start(module) < 0 || add_functions(module) < 0) {
         Py_DECREF(module);
         return NULL;

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from copy import copy as copied
 from operator import index
-from typing import Any, Literal, NoReturn, TypedDict, TypeVar, get_args
+from typing import Any, Literal, NoReturn, TypedDict, TypeVar
 
 import numpy as np
 
@@ -42,15 +42,6 @@ class Policies(TypedDict, total=False):
     narrow: Narrow | None
     dtype: object
     stream: Any
-
-
-_CHOICES: dict[str, tuple[object, ...]] = {
-    "readonly": get_args(Readonly),
-    "immutable": get_args(Immutable),
-    "grad": get_args(Grad),
-    "layout": (None, *get_args(Layout)),
-    "narrow": (None, *get_args(Narrow)),
-}
 
 
 class Policy:
@@ -120,7 +111,7 @@ class Policy:
         self.narrow = narrow
         self.stream = _check_stream(call, stream)
         self.kept = None if stream is None or isinstance(stream, (int, str)) else stream
-        for name, choices in _CHOICES.items():
+        for name, choices in native.POLICY_WORDS.items():
             value: object = getattr(self, name)
             if not (value is None or isinstance(value, str)) or value not in choices:
                 _refuse(call, name, choices, value)

@@ -523,16 +523,11 @@ def fit(
     if policy.device is not None and import_copies != "device":
         tensor = _to_device(tensor, policy, context)
     tensor = _cast(tensor, policy, context)
-    import_copies = framework.import_copies(tensor) if framework is not None else None
-    will_copy = import_copies is not None or _will_narrow(tensor, framework, policy)
-    if policy.copy is True and context.copied_by is None and not will_copy:
-        tensor = _copy(tensor, "requested", policy, context)
-    if policy.layout == "contiguous" and not tensor.is_contiguous:
-        tensor = _copy(tensor, "strides", policy, context)
-    tensor = _settle_immutable(tensor, framework, policy, context, will_copy)
-    if framework is None:
-        return tensor
-    tensor = _fit_limits(tensor, framework, policy, context)
+    import_copies = None
+    if framework is not None:
+        import_copies = framework.import_copies(tensor)
+        tensor = _adapt(tensor, framework, policy, context)
+    tensor = _share_or_copy(tensor, framework, policy, context, import_copies is not None)
     if import_copies is not None:
         if policy.copy is False:
             refuse(import_copies, tensor, policy.call, copy_forbidden=True)
@@ -561,9 +556,14 @@ def _require_driver(call: str, *devices: int) -> None:
         )
 
 
-def _fit_limits(
+def _adapt(
     tensor: native.TensorBase, framework: Framework, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
+    """Return `tensor`, or a copy, on a device and of a dtype that the framework knows, if it can.
+
+    Pinned memory is taken as the CPU's, elements of less than a byte are packed or padded, and
+    64-bit numbers are narrowed.
+    """
     reason = framework.refusal(tensor)
     if reason == "device" and tensor._device_pair[0] == _PINNED:
         tensor = native.take_capsule(
@@ -575,18 +575,30 @@ def _fit_limits(
         reason = framework.refusal(tensor)
     if reason == "dtype" and policy.narrow == "checked" and _narrower(tensor) is not None:
         tensor = _narrow(tensor, policy, context)
-        reason = framework.refusal(tensor)
-    if reason == "readonly":
-        tensor = _open_readonly(tensor, framework, policy, context)
-        reason = framework.refusal(tensor)
-    if reason in _COPY_HELPS:
-        if tensor.size:
-            tensor = _copy(tensor, reason, policy, context)
+    return tensor
+
+
+def _share_or_copy(
+    tensor: native.TensorBase,
+    framework: Framework | None,
+    policy: Policy,
+    context: ExchangeContext,
+    import_copies: bool,
+) -> native.TensorBase:
+    """Return `tensor` as it is shared, or a copy, or refuse: as `dlb_decide` in C decides."""
+    refusal = None if framework is None else framework.refusal
+    protects = framework is None or framework.limits().protects_readonly
+    is_copied = import_copies or context.copied_by is not None
+    tensor, why, refused = native.decide(tensor, policy, refusal, protects, is_copied)
+    if why is not None:
+        if tensor.size or why not in _COPY_HELPS:
+            tensor = _copy(tensor, why, policy, context)
         else:  # without elements there is nothing to copy: fresh memory fits any consumer
             tensor = _fresh(tensor, tensor.flags & PADDED)
-        reason = framework.refusal(tensor)
-    if reason is not None:
-        refuse(reason, tensor, policy.call, advice=_advise(reason, tensor, framework))
+        refused = None if refusal is None else refusal(tensor)
+    if refused is not None:
+        assert framework is not None
+        refuse(refused, tensor, policy.call, advice=_advise(refused, tensor, framework))
     return tensor
 
 
@@ -620,12 +632,6 @@ def _narrower(tensor: native.TensorBase) -> tuple[int, int, int] | None:
     code, bits, lanes = tensor._dtype_triple
     found = _NARROWER.get((code, bits))
     return None if found is None or lanes != 1 else (*found, 1)
-
-
-def _will_narrow(tensor: native.TensorBase, framework: Framework | None, policy: Policy) -> bool:
-    if framework is None or policy.narrow != "checked" or _narrower(tensor) is None:
-        return False
-    return framework.refusal(tensor) == "dtype"
 
 
 def _narrow(
@@ -769,45 +775,6 @@ def _fresh(tensor: native.TensorBase, padded: int) -> native.TensorBase:
         return empty(tensor.shape, tensor.dtype, device=device)
     raw = empty(tensor.shape, "uint8", device=device)
     return raw._view(raw.shape, raw.strides, dtype=tensor._dtype_triple, set_flags=PADDED)
-
-
-def _settle_immutable(
-    tensor: native.TensorBase,
-    framework: Framework | None,
-    policy: Policy,
-    context: ExchangeContext,
-    will_copy: bool,
-) -> native.TensorBase:
-    """Return a Tensor over values of JAX or TensorFlow as the policy and the consumer have it.
-
-    That is a copy, or one that is read-only like others, or, for a consumer that cannot protect
-    memory, one that is not.
-    """
-    if not tensor._is_immutable:
-        return tensor
-    if policy.immutable == "copy" and not will_copy:
-        return _copy(tensor, "readonly", policy, context)
-    if policy.immutable == "respect":
-        return _flagged(tensor, READ_ONLY)
-    if framework is None or framework.limits().protects_readonly:
-        return tensor
-    return _flagged(tensor, 0)
-
-
-def _open_readonly(
-    tensor: native.TensorBase, framework: Framework, policy: Policy, context: ExchangeContext
-) -> native.TensorBase:
-    """Return the tensor without its flag, or a copy, or refuse.
-
-    The policy is about memory that would be shared: not what has to be copied in any case.
-    """
-    opened = _flagged(tensor, 0)
-    is_shared = tensor.size > 0 and framework.refusal(opened) not in _COPY_HELPS
-    if is_shared and policy.readonly == "respect":
-        refuse("readonly", tensor, policy.call)
-    if is_shared and policy.readonly == "copy":
-        return _copy(tensor, "readonly", policy, context)
-    return opened
 
 
 def _is_sub_byte(tensor: native.TensorBase) -> bool:

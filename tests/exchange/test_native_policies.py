@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import dlbridge
 from dlbridge._core import native
-from dlbridge.exchange import exchange
+from dlbridge.exchange import context, exchange
 
 TARGETS = ["jax", "tensorflow", "torch", "numpy", "dlbridge"]
 DTYPES = ["bool", "int8", "uint16", "float16", "float32", "int32", "int64", "float64", "complex64"]
@@ -386,6 +387,45 @@ def test_a_copy_belongs_to_the_result_alone(framework: Any, target: str) -> None
     assert np.asarray(result).tobytes() == expected
     del result
     assert native.live()["exports"] == before["exports"] - 1
+
+
+def test_the_words_of_policies_are_those_of_their_types() -> None:
+    """C has the table; type checkers read the same words in `context.py` and in the stub."""
+    types = get_type_hints(context.Policies)
+    stub = Path(native.__spec__.origin).with_name("_native.pyi").read_text()
+    for name, words in native.POLICY_WORDS.items():
+        assert words_of(types[name]) == set(words), name
+        for literal in re.findall(rf"^ +{name}: (Literal.*) = ", stub, re.MULTILINE):
+            assert set(re.findall(r'None|"[^"]*"', literal)) == {
+                "None" if word is None else f'"{word}"' for word in words
+            }, name
+
+
+def words_of(annotation: Any) -> set[str | None]:
+    """Return the words of a Literal, and None where it is optional."""
+    found: set[str | None] = set()
+    for part in get_args(annotation):
+        found |= words_of(part) if get_args(part) else {part if isinstance(part, str) else None}
+    return found
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])
+def test_receipts_say_what_explain_foretold(framework: Any, target: str) -> None:
+    for name in {"torch", "jax", target}:
+        framework(name)
+
+    @given(arrays(), st.sampled_from(["numpy", "torch", "jax", "dlbridge"]), POLICIES)
+    def check(array: np.ndarray[Any, Any], source: str, policies: dict[str, Any]) -> None:
+        try:
+            x = dlbridge.convert(array, source)
+            foretold = dlbridge.explain(x, target, **policies)
+        except dlbridge.DLBridgeError:
+            return
+        with dlbridge.receipts() as log:
+            dlbridge.convert(x, target, **policies)
+        assert (log[0].copied_by, log[0].why) == (foretold.copied_by, foretold.why)
+
+    check()
 
 
 @pytest.mark.parametrize("target", ["jax", "tensorflow"])

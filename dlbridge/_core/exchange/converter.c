@@ -1,171 +1,14 @@
-/* Limits and Converter. The C paths through: one argument and no policy goes from one
+/* Converter. The C paths through: one argument and no policy goes from one
  * framework to the other without a Python frame. Whatever is out of the ordinary goes
  * to Python, which also makes the errors. */
 #include "exchange/exchange.h"
+#include "exchange/policy.h"
 #include "exchange/receipt.h"
 #include "python/numpy.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
-
-/* ---- Limits ---- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *name, *needed_by;
-    dlb_limits limits;
-} limits_object;
-
-static int add_dtype(dlb_limits *limits, PyObject *triple) {
-    DLDataType dtype;
-    if (dlb_parse_dtype(triple, &dtype) < 0)
-        return -1;
-    if (dtype.lanes != 1)
-        limits->packed_key = dlb_dtype_key(dtype);
-    else if (dtype.code < DLB_DTYPE_CODES)
-        limits->widths[dtype.code] |=
-            (uint16_t)(dtype.bits == 6
-                           ? 1 << 15
-                           : 1 << __builtin_ctz(dtype.bits ? dtype.bits : 1));
-    return 0;
-}
-
-static int add_device(dlb_limits *limits, PyObject *item) {
-    long type = PyLong_AsLong(item);
-    if (type == -1 && PyErr_Occurred())
-        return -1;
-    if (type >= 0 && type < 64)
-        limits->devices |= UINT64_C(1) << type;
-    return 0;
-}
-
-static int add_all(dlb_limits *limits, PyObject *items,
-                   int (*add)(dlb_limits *, PyObject *)) {
-    PyObject *iterator = PyObject_GetIter(items), *item;
-    int failed = iterator == NULL;
-    while (!failed && (item = PyIter_Next(iterator)) != NULL) {
-        failed = add(limits, item) < 0;
-        Py_DECREF(item);
-    }
-    Py_XDECREF(iterator);
-    return failed || PyErr_Occurred() ? -1 : 0;
-}
-
-static int parse_layout(const char *name, enum dlb_layout *layout) {
-    static const char *const names[] = {"any", "non_negative", "permutation", "compact",
-                                        "row_major"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) {
-            *layout = (enum dlb_layout)i;
-            return 0;
-        }
-    PyErr_Format(PyExc_ValueError, "Limits: unknown layout '%s'", name);
-    return -1;
-}
-
-static int check_alignment(const char *name, int alignment) {
-    if (alignment >= 1 && (alignment & (alignment - 1)) == 0)
-        return 0;
-    PyErr_Format(PyExc_ValueError, "Limits: %s must be a power of two, got %d", name,
-                 alignment);
-    return -1;
-}
-
-static int limits_init(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"name",
-                            "dtypes",
-                            "devices",
-                            "max_ndim",
-                            "alignment",
-                            "layout",
-                            "protects_readonly",
-                            "padded",
-                            "needed_by",
-                            "wide_alignment",
-                            NULL};
-    limits_object *object = (limits_object *)self;
-    PyObject *name, *dtypes = Py_None, *devices = Py_None, *needed_by = NULL;
-    int max_ndim = DLB_MAX_NDIM, alignment = 1, wide = 1, protects = 0, padded = 0;
-    const char *layout = "any";
-    dlb_limits limits = {0};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|$OOiisppUi:Limits", names, &name,
-                                     &dtypes, &devices, &max_ndim, &alignment, &layout,
-                                     &protects, &padded, &needed_by, &wide) ||
-        check_alignment("alignment", alignment) < 0 ||
-        check_alignment("wide_alignment", wide) < 0)
-        return -1;
-    limits.max_ndim = max_ndim;
-    limits.alignment = (uint32_t)alignment;
-    limits.wide_alignment = (uint32_t)wide;
-    limits.protects_readonly = protects;
-    limits.padded = padded;
-    limits.any_dtype = dtypes == Py_None;
-    if (devices == Py_None)
-        limits.devices = UINT64_MAX;
-    if (parse_layout(layout, &limits.layout) < 0 ||
-        (dtypes != Py_None && add_all(&limits, dtypes, add_dtype) < 0) ||
-        (devices != Py_None && add_all(&limits, devices, add_device) < 0))
-        return -1;
-    object->limits = limits;
-    Py_XSETREF(object->name, Py_NewRef(name));
-    Py_XSETREF(object->needed_by, Py_XNewRef(needed_by));
-    return 0;
-}
-
-static PyObject *limits_refusal(PyObject *self, PyObject *tensor) {
-    dlb_tensor *t = dlb_expect_tensor(tensor, "refusal");
-    if (t == NULL)
-        return NULL;
-    const char *reason =
-        dlb_limits_refusal(&((limits_object *)self)->limits, &t->dl, t->flags);
-    if (reason == NULL)
-        Py_RETURN_NONE;
-    return PyUnicode_FromString(reason);
-}
-
-static PyObject *limits_name(PyObject *self, void *Py_UNUSED(closure)) {
-    PyObject *name = ((limits_object *)self)->name;
-    return Py_NewRef(name ? name : Py_None);
-}
-
-static void limits_dealloc(PyObject *self) {
-    Py_XDECREF(((limits_object *)self)->name);
-    Py_XDECREF(((limits_object *)self)->needed_by);
-    Py_TYPE(self)->tp_free(self);
-}
-
-static PyMethodDef limits_methods[] = {
-    {"refusal", limits_refusal, METH_O,
-     "refusal($self, tensor, /)\n--\n\nThe reason why tensor cannot go here as it is, "
-     "or None."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyObject *limits_protects(PyObject *self, void *Py_UNUSED(closure)) {
-    return PyBool_FromLong(((limits_object *)self)->limits.protects_readonly);
-}
-
-static PyGetSetDef limits_attributes[] = {
-    {"name", limits_name, NULL, "The consumer's name.", NULL},
-    {"protects_readonly", limits_protects, NULL,
-     "Whether memory marked read-only is not written through it.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-PyTypeObject dlb_LimitsType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Limits",
-    .tp_doc =
-        "The tensors that a consumer can represent; the one place where layouts are "
-        "judged for it.",
-    .tp_basicsize = sizeof(limits_object),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_init = limits_init,
-    .tp_dealloc = limits_dealloc,
-    .tp_methods = limits_methods,
-    .tp_getset = limits_attributes,
-};
 
 /* ---- Converter ---- */
 
@@ -225,7 +68,8 @@ static const dlb_limits *limits_now(const route *along) {
 }
 
 /* Why the consumer cannot represent the view, or NULL. */
-static const char *find_refusal(const route *along, const dlb_view *view) {
+static const char *find_refusal(const void *consumer, const dlb_view *view) {
+    const route *along = consumer;
     const char *reason = dlb_limits_refusal(&along->limits, &view->dl, view->flags);
     if (reason != NULL && along->settings != NULL && strcmp(reason, "dtype") == 0)
         reason = dlb_limits_refusal(limits_now(along), &view->dl, view->flags);
@@ -339,7 +183,7 @@ static PyObject *give_lent(dlb_view *view, const route *along, PyObject *answer)
 static int give_in_order(dlb_view *view, const route *along, PyObject **result) {
     DLDeviceType type = view->dl.device.device_type;
     if (along->streams == NULL || (type != kDLCUDA && type != kDLCUDAManaged) ||
-        dlb_element_count(&view->dl) == 0 || find_refusal(along, view) != NULL)
+        dlb_element_count(&view->dl) == 0)
         return DLB_DECLINED;
     PyObject *answer =
         PyObject_CallFunction(along->streams, "i", (int)view->dl.device.device_id);
@@ -355,170 +199,33 @@ static int give_in_order(dlb_view *view, const route *along, PyObject **result) 
     return status == 0 && *result == NULL ? -1 : status;
 }
 
-/* ---- policies ---- */
+/* ---- with policies ---- */
 
-typedef struct {
-    bool is_default; /* none was given */
-    bool copies;     /* copy=True */
-    bool shares;     /* copy=False */
-    bool on_cpu;     /* device="cpu" */
-    bool names_own;  /* a device object of a framework */
-    bool is_contiguous, detaches, narrows;
-    enum { RESPECT, SHARE, COPY } readonly, immutable;
-} policy;
+static const dlb_decision shared, left_to_python = {.refused = "python"};
 
-static const policy no_policy = {.is_default = true, .immutable = SHARE};
-
-static bool is_word(PyObject *value, const char *word) {
-    return PyUnicode_CheckExact(value) &&
-           PyUnicode_CompareWithASCIIString(value, word) == 0;
+/* Whether a tensor is shared as it is without any policy, as most are. */
+static inline bool is_plain(const route *along, const dlb_policy *with,
+                            dlb_view *view) {
+    return with->is_default &&
+           !dlb_settle_immutable(with, along->limits.protects_readonly, view) &&
+           find_refusal(along, view) == NULL;
 }
 
-static bool read_copy(PyObject *value, policy *out) {
-    out->copies = value == Py_True;
-    out->shares = value == Py_False;
-    return out->copies || out->shares || value == Py_None;
-}
-
-static bool read_readonly(PyObject *value, policy *out) {
-    out->readonly = is_word(value, "copy")    ? COPY
-                    : is_word(value, "share") ? SHARE
-                                              : RESPECT;
-    return out->readonly != RESPECT || is_word(value, "respect");
-}
-
-static bool read_immutable(PyObject *value, policy *out) {
-    out->immutable = is_word(value, "copy")      ? COPY
-                     : is_word(value, "respect") ? RESPECT
-                                                 : SHARE;
-    return out->immutable != SHARE || is_word(value, "share");
-}
-
-/* Tensors of other frameworks than torch that require a gradient are left to Python. */
-static bool read_grad(PyObject *value, policy *out) {
-    out->detaches = is_word(value, "detach");
-    return out->detaches || is_word(value, "refuse");
-}
-
-static bool read_layout(PyObject *value, policy *out) {
-    out->is_contiguous = is_word(value, "contiguous");
-    return out->is_contiguous || value == Py_None || is_word(value, "any");
-}
-
-static bool read_narrow(PyObject *value, policy *out) {
-    out->narrows = is_word(value, "checked");
-    return out->narrows || value == Py_None;
-}
-
-/* Which of several CPU devices of a framework is meant is left to Python. */
-static bool read_device(PyObject *value, policy *out) {
-    DLDevice device;
-    if (value == Py_None)
-        return true;
-    if (is_word(value, "cpu")) /* what is nearly always passed */
-        return out->on_cpu = true;
-    if (dlb_read_device(value, &device, "Device") < 0) {
-        dlb_clear_error(); /* Python says it again */
-        return false;
-    }
-    out->names_own = !PyUnicode_CheckExact(value) && !dlb_is_device(value);
-    if (PyUnicode_CheckExact(value) &&
-        PyUnicode_FindChar(value, ':', 0, PyUnicode_GET_LENGTH(value), 1) >= 0)
-        return false;
-    return out->on_cpu = device.device_type == kDLCPU && device.device_id == 0;
-}
-
-static bool read_stream(PyObject *value, policy *Py_UNUSED(out)) {
-    return value == Py_None;
-}
-
-/* Those of from_dlpack come first. */
-static const struct {
-    const char *name;
-    bool (*read)(PyObject *value, policy *out);
-} policies[] = {
-    {"copy", read_copy},           {"device", read_device}, {"stream", read_stream},
-    {"readonly", read_readonly},   {"grad", read_grad},     {"layout", read_layout},
-    {"immutable", read_immutable}, {"narrow", read_narrow},
-};
-enum { OF_FROM_DLPACK = 3, POLICIES = sizeof policies / sizeof *policies };
-
-/* The compiler interns the names of keywords, so that the address tells nearly always.
- */
-static PyObject *interned[POLICIES];
-
-int dlb_converter_start(void) {
-    for (int i = 0; i < POLICIES; i++)
-        if (interned[i] == NULL &&
-            (interned[i] = PyUnicode_InternFromString(policies[i].name)) == NULL)
-            return -1;
-    return 0;
-}
-
-/* The place of a policy among those known; `known` for none. */
-static int find_policy(PyObject *name, int known) {
-    int at = 0;
-    while (at < known && interned[at] != name)
-        at++;
-    if (at == known)
-        for (at = 0; at < known && !is_word(name, policies[at].name); at++)
-            ;
-    return at;
-}
-
-/* False: Python decides, or raises the error. */
-static bool read_policy(PyObject *const *values, PyObject *names, int known,
-                        policy *out) {
-    *out = (policy){.is_default = false, .immutable = SHARE};
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
-        int at = find_policy(PyTuple_GET_ITEM(names, i), known);
-        if (at == known || !policies[at].read(values[i], out))
-            return false;
-    }
-    return true;
-}
-
-/* What the policy makes of memory that never changes: read-only like any other; or
- * shared, and writable where the consumer would not protect it. True: a copy. */
-static bool settle_immutable(const route *along, const policy *with, dlb_view *view) {
-    if (!(view->flags & DLB_IMMUTABLE))
-        return false;
-    if (with->immutable == RESPECT)
-        view->flags &= ~DLB_IMMUTABLE;
-    else if (!along->limits.protects_readonly)
-        view->flags &= ~(DLPACK_FLAG_BITMASK_READ_ONLY | DLB_IMMUTABLE);
-    return with->immutable == COPY;
-}
-
-/* The decision of `fit` in exchange/exchange.py about a tensor in CPU memory: 0, the
- * view as it is; 1, a copy; -1, Python decides. */
-static int choose(const route *along, const policy *with, bool is_wanted,
-                  dlb_view *view) {
-    const uint64_t readonly = DLPACK_FLAG_BITMASK_READ_ONLY,
-                   padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-    const char *reason = find_refusal(along, view);
-    if (view->dl.device.device_type != kDLCPU)
-        return reason == NULL && with->is_default ? 0 : -1;
-    bool is_copied = along->kind == TO_COPYING;
-    if ((along->kind >= TO_ARRAY && dlb_element_count(&view->dl) == 0) ||
-        (is_copied && with->shares))
-        return -1;
-    bool copies = ((with->copies || is_wanted) && !is_copied) ||
-                  (with->is_contiguous && !dlb_is_row_major(&view->dl));
-    if (reason != NULL && strcmp(reason, "readonly") == 0) {
-        view->flags &= ~readonly;
-        reason = find_refusal(along, view);
-        copies = copies || with->readonly == COPY;
-        if (!copies && reason == NULL && with->readonly == RESPECT)
-            return -1;
-    }
-    if (reason != NULL && strcmp(reason, "alignment") != 0 &&
-        strcmp(reason, "strides") != 0)
-        return -1;
-    copies = copies || reason != NULL;
-    if (copies && (with->shares || (view->flags & padded)))
-        return -1;
-    return copies;
+/* The decision about a tensor whose memory has no stream; refused: Python decides. */
+static dlb_decision decide(const route *along, const dlb_policy *with, dlb_view *view) {
+    bool is_copied = along->kind == TO_COPYING,
+         is_on_cpu = view->dl.device.device_type == kDLCPU;
+    if (is_on_cpu && ((along->kind >= TO_ARRAY && dlb_element_count(&view->dl) == 0) ||
+                      (is_copied && with->shares)))
+        return left_to_python;
+    if (is_plain(along, with, view))
+        return shared;
+    if (!is_on_cpu)
+        return left_to_python;
+    dlb_decision made = dlb_decide(with, along->limits.protects_readonly, is_copied,
+                                   find_refusal, along, view);
+    bool is_padded = view->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+    return made.copied != NULL && (with->shares || is_padded) ? left_to_python : made;
 }
 
 /* The source is kept until the end, as the view's shape may lie in it. */
@@ -534,7 +241,7 @@ static PyObject *give_copy(dlb_view *view, const route *along) {
 /* Takes the view, which the consumer has no dtype for: a copy with 32-bit numbers.
  * NULL, perhaps without an exception: Python decides. */
 __attribute__((noinline)) static PyObject *
-give_narrowed(dlb_view *view, const route *along, const policy *with) {
+give_narrowed(dlb_view *view, const route *along, const dlb_policy *with) {
     dlb_buffer *source = view->buffer;
     PyObject *result = NULL;
     if (along->kind < TO_ARRAY && !with->shares &&
@@ -550,21 +257,23 @@ give_narrowed(dlb_view *view, const route *along, const policy *with) {
 }
 
 /* Whether the consumer lacks the dtype, and the policy has it narrowed. */
-static bool is_narrowed(const route *along, const policy *with, const dlb_view *view) {
+static bool is_narrowed(const route *along, const dlb_policy *with,
+                        const dlb_view *view) {
     DLDataType narrower;
-    const char *reason = with->narrows && dlb_narrower(view->dl.dtype, &narrower)
-                             ? find_refusal(along, view)
-                             : NULL;
+    const char *reason =
+        with->narrow == DLB_CHECKED && dlb_narrower(view->dl.dtype, &narrower)
+            ? find_refusal(along, view)
+            : NULL;
     return reason != NULL && strcmp(reason, "dtype") == 0;
 }
 
 /* Whether `convert` returns an object of the framework itself as it is. */
-static bool returns_own(const policy *with) {
-    return !with->copies && !with->on_cpu && !with->is_contiguous;
+static bool returns_own(const dlb_policy *with) {
+    return !with->copies && !with->on_cpu && with->layout != DLB_CONTIGUOUS;
 }
 
 /* Policies about Tensors, and about one of several devices of the CPU. */
-static bool is_for_python(const route *along, const policy *with) {
+static bool is_for_python(const route *along, const dlb_policy *with) {
     return along->kind == TO_TENSOR || (with->names_own && along->kind == TO_PLACED);
 }
 
@@ -574,14 +283,14 @@ static bool is_placed(const route *along, PyObject *x) {
 }
 
 /* Whether one copy may be made that the policy does not ask for. */
-static bool allows_copy(const policy *with) {
+static bool allows_copy(const dlb_policy *with) {
     return !with->copies && !with->shares;
 }
 
 /* Takes the view. What the consumer imports of no capsule its own constructor copies
  * from an array; NULL: Python decides. Not inlined, as `take_values`. */
 __attribute__((noinline)) static PyObject *construct(dlb_view *view, const route *along,
-                                                     const policy *with) {
+                                                     const dlb_policy *with) {
     if (along->construct == NULL || with->shares || with->on_cpu || with->names_own ||
         dlb_limits_refusal(&along->constructed, &view->dl, view->flags) != NULL) {
         dlb_buffer_drop(view->buffer);
@@ -600,7 +309,7 @@ __attribute__((noinline)) static PyObject *construct(dlb_view *view, const route
 /* A result, NULL with an error, or NULL without one: declined. No receipt is written.
  */
 static PyObject *try_unwatched(const route *along, PyObject *call, PyObject *x,
-                               const policy *with) {
+                               const dlb_policy *with) {
     dlb_view view;
     if (along->kind == CLOSED)
         return NULL;
@@ -608,29 +317,26 @@ static PyObject *try_unwatched(const route *along, PyObject *call, PyObject *x,
         return Py_NewRef(x);
     if (!with->is_default && (is_for_python(along, with) || is_placed(along, x)))
         return NULL;
-    if (dlb_take_for(call, with->detaches, allows_copy(with), x, &view) != 0)
+    if (dlb_take_for(call, with->grad == DLB_DETACH, allows_copy(with), x, &view) != 0)
         return NULL;
-    bool is_wanted = settle_immutable(along, with, &view);
-    const uint64_t flags =
-        view.flags; /* `choose` shares what is read-only without it */
     PyObject *result = NULL;
     if (needs_stream(along, &view)) {
-        int status =
-            with->is_default ? give_in_order(&view, along, &result) : DLB_DECLINED;
+        int status = is_plain(along, with, &view) ? give_in_order(&view, along, &result)
+                                                  : DLB_DECLINED;
         if (status == DLB_DECLINED)
             dlb_buffer_drop(view.buffer);
         else if (status < 0)
             dlb_clear_error(); /* as below */
         return result;
     }
-    int copies = choose(along, with, is_wanted, &view);
-    if (copies < 0 && is_narrowed(along, with, &view))
+    dlb_decision made = decide(along, with, &view);
+    if (made.refused != NULL && is_narrowed(along, with, &view))
         result = give_narrowed(&view, along, with);
-    else if (copies < 0)
+    else if (made.refused != NULL)
         return construct(&view, along, with);
-    else if (copies)
+    else if (made.copied != NULL)
         result = give_copy(&view, along);
-    else if (view.flags == flags && is_argument(along, x, &view)) {
+    else if (!made.is_opened && is_argument(along, x, &view)) {
         dlb_buffer_drop(view.buffer);
         result = call_consumer(along, Py_NewRef(x));
     } else
@@ -641,18 +347,6 @@ static PyObject *try_unwatched(const route *along, PyObject *call, PyObject *x,
 }
 
 /* ---- with receipts ---- */
-
-/* Why `choose` had a copy made: the reasons of `fit` in exchange/exchange.py, in its
- * order. */
-static const char *find_cause(const route *along, const policy *with, bool is_wanted,
-                              const dlb_view *view) {
-    if (with->copies)
-        return "requested";
-    if (with->is_contiguous && !dlb_is_row_major(&view->dl))
-        return "strides";
-    const char *reason = is_wanted ? NULL : find_refusal(along, view);
-    return reason != NULL ? reason : "readonly";
-}
 
 /* The receipt of what was taken; NULL with an error. */
 static PyObject *begin_receipt(PyObject *x, PyObject *target, const dlb_view *view) {
@@ -682,7 +376,7 @@ static int see_result(PyObject *receipt, const route *along, PyObject *result) {
 }
 
 /* A consumer that copies by itself, or needs a stream, is left to Python. */
-static bool is_recordable(const route *along, const policy *with) {
+static bool is_recordable(const route *along, const dlb_policy *with) {
     return along->kind != CLOSED && along->kind < TO_ARRAY &&
            (with->is_default || !is_for_python(along, with));
 }
@@ -692,20 +386,18 @@ static bool is_plain_memory(const dlb_view *view) {
 }
 
 /* Takes the view. */
-static PyObject *give_recorded(dlb_view *view, const route *along, const policy *with,
-                               PyObject *receipt) {
-    bool is_wanted = settle_immutable(along, with, view);
-    int copies = choose(along, with, is_wanted, view);
-    if (copies < 0) {
+static PyObject *give_recorded(dlb_view *view, const route *along,
+                               const dlb_policy *with, PyObject *receipt) {
+    dlb_decision made = decide(along, with, view);
+    if (made.refused != NULL) {
         dlb_buffer_drop(view->buffer);
         return NULL;
     }
-    if (!copies)
+    if (made.copied == NULL)
         return give(view, along);
-    const char *why = find_cause(along, with, is_wanted, view);
-    bool is_for_consumer = strcmp(why, "alignment") == 0 || strcmp(why, "strides") == 0;
-    if (!is_for_consumer || dlb_element_count(&view->dl) != 0)
-        dlb_receipt_copied(receipt, why); /* fresh memory without elements is none */
+    if (!dlb_is_cured_by_copy(made.copied) || dlb_element_count(&view->dl) != 0)
+        dlb_receipt_copied(receipt, made.copied); /* fresh memory without elements is
+                                                     none */
     return give_copy(view, along);
 }
 
@@ -728,7 +420,7 @@ static PyObject *keep_recorded(PyObject *x, PyObject *target, PyObject *logs) {
  */
 __attribute__((noinline)) static PyObject *
 try_recorded(const converter *self, const route *along, PyObject *call, PyObject *x,
-             const policy *with, PyObject *logs) {
+             const dlb_policy *with, PyObject *logs) {
     dlb_view view;
     if (!is_recordable(along, with))
         return NULL;
@@ -736,7 +428,7 @@ try_recorded(const converter *self, const route *along, PyObject *call, PyObject
         return keep_recorded(x, self->name, logs);
     if (is_placed(along, x))
         return NULL;
-    if (dlb_take_for(call, with->detaches, false, x, &view) != 0)
+    if (dlb_take_for(call, with->grad == DLB_DETACH, false, x, &view) != 0)
         return NULL;
     PyObject *receipt =
         is_plain_memory(&view) ? begin_receipt(x, self->name, &view) : NULL;
@@ -755,7 +447,7 @@ try_recorded(const converter *self, const route *along, PyObject *call, PyObject
 }
 
 static inline PyObject *try_fast(const converter *self, PyObject *call, PyObject *x,
-                                 const policy *with) {
+                                 const dlb_policy *with) {
     PyObject *logs = dlb_receipts_open();
     if (logs == NULL)
         return try_unwatched(route_of(self), call, x, with);
@@ -768,11 +460,12 @@ PyObject *dlb_converter_try(PyObject *object, bool is_called, PyObject *x,
                             PyObject *const *values, PyObject *names) {
     const converter *self = (converter *)object;
     PyObject *call = is_called ? self->qualified_name : NULL;
-    policy with;
+    dlb_policy with;
     if (names == NULL)
-        return try_fast(self, call, x, &no_policy);
-    return read_policy(values, names, POLICIES, &with) ? try_fast(self, call, x, &with)
-                                                       : NULL;
+        return try_fast(self, call, x, &dlb_no_policy);
+    return dlb_read_policy(values, names, DLB_POLICIES, &with)
+               ? try_fast(self, call, x, &with)
+               : NULL;
 }
 
 /* slow_convert(x, name, **policies) */
@@ -864,7 +557,7 @@ static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwa
  * those that are not there. */
 typedef struct {
     PyObject *streams, *settings, *setting, *construct;
-    limits_object *wider, *constructed;
+    dlb_limits_object *wider, *constructed;
 } activation;
 
 static int read_keywords(PyObject *kwargs, activation *out) {
@@ -929,9 +622,9 @@ static PyObject *converter_activate(PyObject *object, PyObject *args,
     }
     *made = (route){
         .kind = (give_kind)index,
-        .limits = ((limits_object *)limits)->limits,
+        .limits = ((dlb_limits_object *)limits)->limits,
         .table = table,
-        .needed_by = Py_XNewRef(((limits_object *)limits)->needed_by),
+        .needed_by = Py_XNewRef(((dlb_limits_object *)limits)->needed_by),
         .own_type = own_type == Py_None ? NULL : (PyTypeObject *)Py_NewRef(own_type),
         .consumer = Py_NewRef(consumer),
         .extra = extra,
@@ -1044,7 +737,7 @@ PyTypeObject dlb_ConverterType = {
 /* ---- from_dlpack and convert ---- */
 
 /* Takes the view. A Tensor, NULL with an error, or NULL without one: declined. */
-static PyObject *make_tensor(dlb_view *view, const policy *with) {
+static PyObject *make_tensor(dlb_view *view, const dlb_policy *with) {
     if (with->is_default)
         return dlb_tensor_new(dlb.tensor_type, view);
     bool is_padded = view->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
@@ -1063,7 +756,7 @@ end:
 
 /* Takes the view. */
 __attribute__((noinline)) static PyObject *
-make_recorded(PyObject *x, dlb_view *view, const policy *with, PyObject *logs) {
+make_recorded(PyObject *x, dlb_view *view, const dlb_policy *with, PyObject *logs) {
     static PyObject *target;
     PyObject *receipt = NULL, *tensor = NULL;
     if (target == NULL)
@@ -1087,7 +780,7 @@ make_recorded(PyObject *x, dlb_view *view, const policy *with, PyObject *logs) {
 }
 
 /* As `make_tensor`. */
-static PyObject *take_fast(PyObject *x, const policy *with) {
+static PyObject *take_fast(PyObject *x, const dlb_policy *with) {
     static PyObject *call;
     dlb_view view;
     if (call == NULL && (call = PyUnicode_InternFromString("from_dlpack")) == NULL)
@@ -1103,9 +796,10 @@ static PyObject *take_fast(PyObject *x, const policy *with) {
 
 PyObject *dlb_from_dlpack(PyObject *Py_UNUSED(module), PyObject *const *args,
                           Py_ssize_t count, PyObject *names) {
-    policy with = no_policy;
+    dlb_policy with = dlb_no_policy;
     if (count == 1 &&
-        (names == NULL || read_policy(args + 1, names, OF_FROM_DLPACK, &with))) {
+        (names == NULL ||
+         dlb_read_policy(args + 1, names, DLB_POLICIES_OF_FROM_DLPACK, &with))) {
         PyObject *tensor = take_fast(args[0], &with);
         if (tensor != NULL || PyErr_Occurred())
             return tensor;
@@ -1124,7 +818,7 @@ static PyObject *convert_by_keyword(PyObject *const *args, PyObject *names) {
         return NULL;
     PyObject *others = PyList_New(0), *result = NULL;
     for (Py_ssize_t i = 0; others != NULL && i < count; i++) {
-        if (is_word(PyTuple_GET_ITEM(names, i), "to"))
+        if (dlb_is_word(PyTuple_GET_ITEM(names, i), "to"))
             stack[1] = args[i + 1];
         else if (PyList_Append(others, PyTuple_GET_ITEM(names, i)) < 0)
             Py_CLEAR(others);

@@ -9,6 +9,13 @@
 
 extern PyTypeObject dlb_LimitsType, dlb_ConverterType, dlb_TreeMemoType;
 
+/* ---- limits.c ---- */
+typedef struct {
+    PyObject_HEAD
+    PyObject *name, *needed_by;
+    dlb_limits limits;
+} dlb_limits_object;
+
 /* ---- take.c: the C paths in ---- */
 /* 0: the view holds the tensor. DLB_DECLINED: ask Python. -1: an error that is
  * not an Exception. */
@@ -29,7 +36,6 @@ int dlb_take_for(PyObject *call, bool detaches, bool may_copy, PyObject *x,
 extern PyMethodDef dlb_take_functions[];
 
 /* ---- converter.c ---- */
-int dlb_converter_start(void);
 /* Why the framework of a Converter cannot represent `view`, or NULL. */
 const char *dlb_converter_refusal(PyObject *converter, const dlb_view *view);
 /* `convert` by the C path alone: a result, NULL with an error, or NULL without one:

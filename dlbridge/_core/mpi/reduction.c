@@ -232,7 +232,8 @@ void dlb_divide(DLDataType dtype, char *data, size_t nbytes, int by,
 
 static PyMethodDef methods[] = {
     {"learn", learn, METH_VARARGS,
-     "learn($self, dtype, type, /)\n--\n\nReduce elements of a dtype by the loop that "
+     "learn($self, dtype, number, /)\n--\n\nReduce elements of a dtype by the loop "
+     "that "
      "was added to the ufunc for the NumPy type of this number."},
     {0},
 };
