@@ -11,6 +11,7 @@
  * A ballot belongs to the call that makes it; once Python has it, each method and field
  * has it to itself. */
 #include "layout/layout.h"
+#include "memory/block.h"
 #include "mpi/mpi.h"
 #include "tensor/tensor.h"
 
@@ -47,7 +48,7 @@ typedef struct {
 typedef struct {
     dlb_buffer *buffer, *target; /* of `from` and `into` */
     const char *from;            /* this rank's; then `into`, once some were reduced */
-    char *into, *space;
+    char *into, *space;          /* space: a block, or NULL */
     size_t nbytes;
     dlb_combine how;
     request received, sent;
@@ -510,6 +511,18 @@ bool dlb_moves_values(const dlb_peers *over, size_t nbytes) {
                (size_t)(over->size <= DLB_FEW_RANKS ? INT_MAX : DLB_MANY_RANKS_MOST);
 }
 
+/* Where what comes is written: at first nothing else is in the result, unless it is the
+ * source. */
+static char *values_target(const ballot_values *values) {
+    return values->from != values->into ? values->into : values->space;
+}
+
+/* Whether something comes that cannot be written to the result: from a second partner,
+ * or where the result is the source. */
+static bool needs_space(const dlb_ballot *self, const char *from, const char *into) {
+    return self->over->size > 2 || (self->over->size == 2 && from == into);
+}
+
 int dlb_ballot_add_values(dlb_ballot *self, const dlb_combine *how, dlb_buffer *buffer,
                           const char *from, dlb_buffer *target, char *into,
                           size_t nbytes) {
@@ -521,10 +534,17 @@ int dlb_ballot_add_values(dlb_ballot *self, const dlb_combine *how, dlb_buffer *
         return -1;
     }
     self->values = made;
+    char *space = NULL;
+    if (needs_space(self, from, into) &&
+        (space = dlb_block_get(nbytes, false)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     made[self->count++] = (ballot_values){.buffer = dlb_buffer_retain(buffer),
                                           .target = dlb_buffer_retain(target),
                                           .from = from,
                                           .into = into,
+                                          .space = space,
                                           .nbytes = nbytes,
                                           .how = *how};
     return 0;
@@ -532,16 +552,6 @@ int dlb_ballot_add_values(dlb_ballot *self, const dlb_combine *how, dlb_buffer *
 
 void dlb_ballot_set_result(dlb_ballot *self, PyObject *result) {
     Py_XSETREF(self->result, Py_NewRef(result));
-}
-
-/* Where what comes is written: at first nothing else is in the result, unless it is the
- * source. */
-static char *values_target(ballot_values *values) {
-    if (values->from != values->into)
-        return values->into;
-    if (values->space == NULL)
-        values->space = PyMem_RawMalloc(values->nbytes);
-    return values->space;
 }
 
 static int refuse_values(const dlb_ballot *self, const ballot_values *values) {
@@ -600,10 +610,6 @@ static int post_values(dlb_ballot *self, ballot_values *values) {
     int size = (int)values->nbytes;
     if (self->kind & RECEIVES) {
         char *space = values_target(values);
-        if (space == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
         if (post_receive(self, &values->received, space, size) < 0)
             return -1;
     }
@@ -852,7 +858,8 @@ static void dealloc_ballot(PyObject *object) {
         ballot_values *values = &self->values[i];
         if (values->received.is_under_way || values->sent.is_under_way)
             continue;
-        PyMem_RawFree(values->space);
+        if (values->space != NULL)
+            dlb_block_put(values->space, values->nbytes);
         dlb_buffer_drop(values->buffer);
         dlb_buffer_drop(values->target);
     }
