@@ -6,6 +6,7 @@ Each test runs in both ways, and both must agree: what C serves directly is noth
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 
 import pytest
@@ -172,6 +173,52 @@ def test_wrong_gradients_are_refused_in_the_same_words(torch) -> None:
             x = leaf(torch, 3)
             with pytest.raises(error, match=text):
                 kernel(x).sum().backward()
+
+
+def in_order(x, y, grad):
+    return grad * (2 * y), grad * (3 * x)
+
+
+def with_a_default(x, y, grad, unused=None):
+    return in_order(x, y, grad)
+
+
+RULES = {
+    "in order": in_order,
+    "another order": lambda grad, y, x: in_order(x, y, grad),
+    "the arguments the other way round": lambda y, x, grad: in_order(x, y, grad),
+    "by name": lambda *, grad, x, y: in_order(x, y, grad),
+    "by position only": lambda grad, x, y, /: in_order(x, y, grad),
+    "a default": with_a_default,
+    "wrapped, with names alone": functools.wraps(in_order)(lambda **given: in_order(**given)),
+    "part of them": lambda y, grad: (grad * (2 * y), None),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_get_what_their_parameters_name(name, torch) -> None:
+    kernel = compiled(
+        "nothing", "ops_eager::named(x: f64[n], y: f64[n]) -> f64[n]", vjp=RULES[name]
+    )
+    grad = torch.tensor([1.0, 2.0, 4.0], dtype=torch.double)
+    for with_gradient in ((True, True), (True, True), (True, False), (False, True)):
+        x, y = (leaf(torch, 3).detach().requires_grad_(each) for each in with_gradient)
+        kernel(x, y).backward(grad)
+        for tensor, found in zip((x, y), in_order(x.detach(), y.detach(), grad), strict=True):
+            is_left = name == "part of them" and tensor is y
+            assert (tensor.grad is None) == (is_left or not tensor.requires_grad)
+            assert tensor.grad is None or torch.equal(tensor.grad, found)
+
+
+def test_a_second_derivative_of_a_rule_of_torch(torch) -> None:
+    """Its tensors are those of the call, so that what it does with them is recorded."""
+    kernel = compiled("nothing", "ops_eager::twice(x: f64[n], y: f64[n]) -> f64[n]", vjp=in_order)
+    for _ in range(2):
+        x, y = leaf(torch, 3), leaf(torch, 3)
+        one = torch.ones(3, dtype=torch.double)
+        (dx,) = torch.autograd.grad(kernel(x, y), x, one, create_graph=True)
+        (dxdy,) = torch.autograd.grad(dx, y, one)
+        assert torch.equal(dxdy, torch.full((3,), 2.0, dtype=torch.double))
 
 
 @pytest.mark.usefixtures("proved_torch")

@@ -11,6 +11,7 @@ tensors is known when it is called, and before it has done anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -111,12 +112,27 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
     kept = [places[place] for place in vjp.saved.primals]
     kept_results = vjp.saved.results
     keeps_all = list(vjp.saved.primals) == list(range(len(places)))
-    call, differentiate = native.torch_call_plain, _rule(schema, vjp)
+    call, differentiate, check = native.torch_call_plain, _rule(schema, vjp), _check(schema, vjp)
+    rule, are_alike, count = vjp.rule.function, native.torch_alike, len(places)
     has_others = not all(
         result.dtype.dtypes
         and all(dtype.is_floating or dtype.is_complex for dtype in result.dtype.dtypes)
         for result in schema.results
     )
+
+    def forward_tensors(ctx: Any, kernel: Kernel, *tensors: Any) -> Any:
+        made = call(kernel, *tensors)
+        if made is NotImplemented:
+            raise _DeclinedError
+        ctx.save_for_backward(*tensors)
+        return made
+
+    def backward_tensors(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad
+        value = rule(*saved, *cotangents)
+        is_whole = type(value) is tuple and len(value) == count and are_alike(value, saved)
+        found = value if is_whole else check(value, saved, None)
+        return (None, *found) if all(needed[1:]) else _needed(found, places, needed)
 
     def forward(ctx: Any, kernel: Kernel, *args: Any) -> Any:
         if names:
@@ -141,32 +157,51 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
 
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         given, expected = ctx.scalars if scalars else (), None if keeps_all else ctx.expected
-        found = differentiate(ctx.saved_tensors, given, cotangents, expected)
-        needed = ctx.needs_input_grad
-        if not scalars and all(needed[1:]):
-            return (None, *found)
-        gradients: list[Any] = [None] * len(needed)
-        for place, gradient in zip(places, found, strict=True):
-            if needed[place + 1]:
-                gradients[place + 1] = gradient
-        return tuple(gradients)
+        saved = ctx.saved_tensors
+        found = check(differentiate(saved, given, cotangents), saved, expected)
+        return _needed(found, places, ctx.needs_input_grad)
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    is_plain = keeps_all and not (scalars or names or kept_results or has_others)
+    ways = (forward, backward)
+    if is_plain and len(vjp.wanted) == count and _takes_in_order(schema, vjp):
+        ways = (forward_tensors, backward_tensors)
+    members = {"forward": staticmethod(ways[0]), "backward": staticmethod(ways[1])}
     base = torch.autograd.function._SingleLevelFunction
     return type(schema.qualified.replace("::", "_"), (base,), members)
 
 
-def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
-    """Return `vjp` for the values that were kept, with the same checks in fewer steps."""
-    rule, wanted = vjp.rule, vjp.wanted
+def _needed(found: Sequence[Any], places: list[int], needed: Sequence[bool]) -> tuple[Any, ...]:
+    """Return the gradients of all arguments, after that of the kernel."""
+    gradients: list[Any] = [None] * len(needed)
+    for place, gradient in zip(places, found, strict=True):
+        if needed[place + 1]:
+            gradients[place + 1] = gradient
+    return tuple(gradients)
+
+
+def _takes_in_order(schema: Schema, vjp: gradients.Vjp) -> bool:
+    """Return whether the rule is a function of all tensors, then the cotangents, by position."""
+    rule, code = vjp.rule, getattr(vjp.rule.function, "__code__", None)
+    sources = _sources(schema, vjp)
+    order = [(_SAVED, place) for place in range(len(schema.tensors))]
+    order += [(_COTANGENTS, place) for place in range(len(schema.results))]
+    return (
+        type(rule.function) is FunctionType
+        and isinstance(code, CodeType)
+        and code.co_varnames[: code.co_argcount] == rule.names
+        and [sources[name] for name in rule.names] == order
+    )
+
+
+def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Any]:
+    """Return the call of the rule of `vjp` with the values that were kept."""
+    rule = vjp.rule
     sources = _sources(schema, vjp)
     first = [sources[name] for name in rule.names[: rule.by_position]]
     named = [(name, *sources[name]) for name in rule.names[rule.by_position :]]
-    function, count = rule.function, len(schema.tensors)
-    has_all, are_alike = list(wanted) == list(range(count)), native.torch_alike
+    function = rule.function
 
-    def differentiate(saved: Any, scalars: Any, cotangents: Any, expected: Any) -> Sequence[Any]:
-        # without `expected`, the first of `saved` are the tensors of the call
+    def differentiate(saved: Any, scalars: Any, cotangents: Any) -> Any:
         pools = saved, scalars, cotangents
         values = [pools[pool][place] for pool, place in first]
         if named:
@@ -176,6 +211,18 @@ def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
         if rule.labels:
             several = value if isinstance(value, tuple) else (value,)
             value = dict(zip(rule.labels, several, strict=True))
+        return value
+
+    return differentiate
+
+
+def _check(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
+    """Return the checks of `vjp` of what its rule returns, in fewer steps."""
+    wanted, count = vjp.wanted, len(schema.tensors)
+    has_all, are_alike = list(wanted) == list(range(count)), native.torch_alike
+
+    def check(value: Any, saved: Any, expected: Any) -> Sequence[Any]:
+        # without `expected`, the first of `saved` are the tensors of the call
         is_whole = has_all and type(value) is tuple and len(value) == count
         if is_whole and expected is None and are_alike(value, saved):
             whole: tuple[Any, ...] = value
@@ -205,7 +252,7 @@ def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
             refuse_foreign(schema.qualified, "vjp", found)
         return found
 
-    return differentiate
+    return check
 
 
 def _expected(tensors: Sequence[Any]) -> list[Any]:
