@@ -35,6 +35,28 @@ def test_a_lazy_conjugate_reaches_no_kernel(framework: Callable[[str], Any]) -> 
     assert copy(x).tolist() == [1 - 3j, 2 + 5j]
 
 
+def test_a_read_only_wrapper_is_read_and_not_written(
+    twice: Any, increment: Any, framework: Callable[[str], Any]
+) -> None:
+    torch = framework("torch")
+    wrapper = getattr(torch.utils.dlpack, "ReadOnlyTensorWrapper", None)
+    if wrapper is None:
+        pytest.skip(f"torch {torch.__version__} has no ReadOnlyTensorWrapper")
+    total = dlbridge.wrap(sum, "hazards::total(xs: f32[n][]) -> f32[n]", abi="python:numpy")
+    x = torch.ones(3)
+    wrapped = wrapper(x)
+    for kernel in (twice, twice.torch):
+        y = kernel(wrapped)
+        assert type(y) is torch.Tensor
+        assert y.tolist() == [2, 2, 2]
+    assert twice(wrapper(x.requires_grad_())).requires_grad
+    assert total([wrapped, x.detach()]).tolist() == [2, 2, 2]
+    for write in (lambda: increment(wrapped), lambda: twice(x.detach(), out=wrapped)):
+        with pytest.raises(BufferError, match=r"hazards::.*writable.*read-only.*wraps"):
+            write()
+    assert x.tolist() == [1, 1, 1]
+
+
 def test_a_gradient_is_never_dropped(
     twice: Any, increment: Any, framework: Callable[[str], Any]
 ) -> None:

@@ -104,6 +104,7 @@ class TorchBinding(Binding):
         """Call the operator, which knows gradients, modes, transforms and subclasses."""
         made = operator(kernel)
         _refuse_tensors(made, arguments)
+        arguments = _unwrapped(made, arguments)
         with _C.DisableTorchFunction():  # neither modes nor subclasses are asked
             _refuse_without_strides(made, arguments)
         _refuse_lazy(made, arguments)
@@ -180,6 +181,31 @@ def _refuse_tensors(made: Operator, arguments: Arguments) -> None:
     for parameter, value in zip(made.schema.scalars, arguments.scalars, strict=True):
         if isinstance(value, tensor):
             raise refuse_scalar(made.schema, parameter, value)
+
+
+def _unwrapped(made: Operator, arguments: Arguments) -> Arguments:
+    """Return the arguments with what torch's read-only wrappers hold, for a kernel that reads it.
+
+    A wrapper, from torch 2.14, allows its export and no operator: a kernel is given the memory.
+    """
+    wrapper: Any = getattr(torch.utils.dlpack, "ReadOnlyTensorWrapper", None)
+    outs = arguments.out or ()
+    if wrapper is None:
+        return arguments
+    if not any(isinstance(x, (wrapper, *SEVERAL)) for x in (*arguments.tensors, *outs)):
+        return arguments
+
+    def held(x: Any) -> Any:
+        if isinstance(x, SEVERAL):
+            return [held(each) for each in x]
+        return x.as_subclass(torch.Tensor) if isinstance(x, wrapper) else x
+
+    with _C.DisableTorchFunctionSubclass():
+        for place, tensor in written(made.schema, arguments.tensors, outs):
+            if isinstance(tensor, wrapper):
+                quality, hint = ("writable", "read-only"), "pass the tensor that it wraps"
+                raise unfit(made.schema, place, "readonly", quality, describe(held(tensor)), hint)
+        return arguments._replace(tensors=held(arguments.tensors))
 
 
 def _refuse_without_strides(made: Operator, arguments: Arguments) -> None:
