@@ -1,4 +1,4 @@
-"""Numbers as results: tensors without dimensions, and Python's numbers of them in each framework."""
+"""Numbers as results: tensors without dimensions, and the numbers of Python made of them."""
 
 from __future__ import annotations
 
