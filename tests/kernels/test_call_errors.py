@@ -75,3 +75,33 @@ def test_a_result_that_the_framework_cannot_hold_is_named() -> None:
     with pytest.raises(ExchangeError, match=r"errors::narrow: result 'out': .*int4") as raised:
         kernel(np.zeros(4, ml_dtypes.int4))
     assert raised.value.reason == "dtype"
+
+
+PAD = "errors::pad(x: f32[n], *, left: int) -> f32[left+n]"
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_a_size_beyond_64_bits_is_named_with_the_result(framework, name):
+    framework(name)
+    pad = dlbridge.wrap(lambda x, *, left: np.pad(x, (left, 0)), PAD, abi="python:numpy")
+    x = dlbridge.convert(np.ones(3, np.float32), name)
+    with pytest.raises(ArgumentError, match=r"'out': expected f32\[left\+n\], but left\+n exceeds"):
+        pad(x, left=2**63 - 1)
+    with pytest.raises(ArgumentError, match=r"'out': expected f32\[left\+n\] of less than 2\*\*63"):
+        pad(x, left=2**62)
+    assert pad(x, left=1).shape[0] == 4
+
+
+@pytest.mark.parametrize("abi", ["python:numpy", "python:jax"])
+def test_a_deleted_array_of_jax_is_named(framework, abi):
+    jax = framework("jax")
+    add = dlbridge.wrap(lambda x, y: x + y, "errors::add(x: f32[n], y: f32[n]) -> f32[n]", abi=abi)
+    x, y = jax.numpy.ones(3), jax.numpy.ones(3)
+    for _ in range(3):  # from the second call on, C makes them
+        add(x, y)
+    y.delete()
+    match = r"errors::add: argument 'y': .* was deleted or donated; .* pass a copy \[lazy\]"
+    for call in (lambda: add(x, y), lambda: add.jax(x, y), lambda: jax.jit(lambda x: add(x, y))(x)):
+        with pytest.raises(ExchangeError, match=match):
+            call()
+    assert add(x, x).tolist() == [2, 2, 2]

@@ -214,13 +214,33 @@ static PyObject *call_slowly(caller *self, PyObject *const *args, Py_ssize_t pos
     return result;
 }
 
+/* JAX says that some array was deleted, in a RuntimeError of no other class; not which
+ * one. */
+static bool failed_by_deletion(PyObject *const *args, Py_ssize_t count) {
+    PyObject *type, *value, *traceback;
+    bool found = false;
+    PyErr_Fetch(&type, &value, &traceback);
+    for (Py_ssize_t i = 0; type == PyExc_RuntimeError && !found && i < count; i++) {
+        PyObject *answer = PyObject_CallMethod(args[i], "is_deleted", NULL);
+        found = answer == Py_True;
+        Py_XDECREF(answer);
+        PyErr_Clear(); /* a number has no such method */
+    }
+    PyErr_Restore(type, value, traceback);
+    return found;
+}
+
 PyObject *dlb_jax_call(PyObject *object, PyObject *const *args, Py_ssize_t positional,
                        PyObject *names) {
     caller *self = (caller *)object;
     Py_ssize_t count = positional + (names ? PyTuple_GET_SIZE(names) : 0);
     served_call call;
-    if (prepare_call(self, args, count, names, &call))
-        return make_call(&call);
+    if (prepare_call(self, args, count, names, &call)) {
+        PyObject *result = make_call(&call);
+        if (result != NULL || !failed_by_deletion(args, count))
+            return result;
+        PyErr_Clear(); /* Python names the argument */
+    }
     return call_slowly(self, args, positional, names);
 }
 

@@ -449,11 +449,10 @@ static int allocate(operator_call *call, int index) {
         dlb_signature_result(call->kernel->signature, index - frame->input_count,
                              &frame->bindings, &dtype, shape);
     int32_t number = ndim < 0 ? -1 : dlb_shim_dtype_number(dtype);
-    if (ndim < 0)
-        return dlb_frame_fail(
-            frame, DLB_ERROR_VALUE,
-            "%s: result %d has no shape that these arguments determine",
-            call->kernel->name, index - frame->input_count + 1);
+    if (ndim < 0) { /* Python finds out why, from the inputs */
+        frame->tensors[index].ndim = -1;
+        return dlb_frame_refuse(call->kernel, frame, 0, "mismatch", -1);
+    }
     if (number < 0)
         return dlb_frame_fail(frame, DLB_ERROR_TYPE,
                               "%s: result %d has a dtype that torch does not know",

@@ -104,6 +104,7 @@ class Calls:
                 "and use what the kernel returns",
             )
         self._refuse_traced_sizes(arguments.scalars)
+        _refuse_deleted(self.kernel, arguments.tensors)
         present = [each for each in arguments.tensors if each is not None]
         if is_native_to(self.kernel, "jax"):
             return _own_function(self.kernel, arguments), present, None
@@ -263,10 +264,23 @@ def _arrange_positional(kernel: Kernel, args: tuple[Any, ...], kwargs: Any) -> A
 
 
 def _check_framework(kernel: Kernel, arguments: Arguments) -> None:
-    schema = kernel.schema
-    names = map(str, itertools.count()) if schema is None else [t.name for t in schema.tensors]
-    named = zip(names, arguments.tensors, strict=False)
+    named = zip(_names(kernel), arguments.tensors, strict=False)
     framework_of(kernel, "jax", [(name, value) for name, value in named if value is not None])
+
+
+def _refuse_deleted(kernel: Kernel, tensors: Sequence[Any]) -> None:
+    for name, value in zip(_names(kernel), tensors, strict=False):
+        is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+        if is_array and value.is_deleted():
+            why = "was deleted or donated; call the kernel before that, or pass a copy"
+            raise ExchangeError(
+                "lazy", f"{kernel.name}: argument {name!r}: the {type_name(value)} {why}"
+            )
+
+
+def _names(kernel: Kernel) -> Iterable[str]:
+    schema = kernel.schema
+    return map(str, itertools.count()) if schema is None else [t.name for t in schema.tensors]
 
 
 def _document(kernel: Kernel) -> str:

@@ -33,6 +33,7 @@ from dlbridge.frameworks.torch.operators import (
     own_dtype,
     written,
 )
+from dlbridge.frameworks.torch.refusals import make_check
 from dlbridge.kernels.binding import Binding, check_extent, explain
 from dlbridge.kernels.kernel import Kernel, Shortcut, all_known, is_native_to, serving
 from dlbridge.kernels.kinds import read_signature
@@ -316,8 +317,10 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
     is_optional = schema.has_optional_results
     may_lack = [(place, part.name) for place, part in enumerate(schema.tensors)
                 if part.optional and part.mutated]  # fmt: skip
+    check = make_check(kernel)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
         arguments = schema.arrange(args, kwargs, traced=True, symbolic=True)
         if shorter and arguments.out is None:
             lacks = tuple([name for place, name in may_lack if arguments.tensors[place] is None])
@@ -459,8 +462,10 @@ def traceable_own(kernel: Kernel) -> Callable[..., Any]:
     separate = kernel.overlap != "allow"
     is_optional = schema.has_optional_results
     casts = _own_casts(kernel)
+    check = make_check(kernel)
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
         arguments = schema.arrange(args, kwargs, traced=True, symbolic=True)
         if casts is not None and arguments.out is None:
             cast = casts.apply(arguments.tensors)

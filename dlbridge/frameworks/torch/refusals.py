@@ -1,0 +1,123 @@
+"""Refusals of calls of kernels while torch.compile traces.
+
+Dynamo cannot trace how an exception of ours is made, so that under `fullgraph=True` its own
+complaint would hide the text. So what is known of a call before it runs is compared with the schema
+first, by a function that dynamo calls instead of tracing it. What that refuses is raised as a
+builtin exception, whose text dynamo shows. Without `fullgraph=True` the graph ends there, and the
+call that follows in eager code raises the exception itself.
+
+What depends on sizes is left to the operator, whose shapes dynamo computes, with the same texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index
+from typing import Any
+
+import torch
+
+from dlbridge.dtype import as_dtype
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.kernels.kernel import Kernel, is_native_to
+from dlbridge.kernels.schema import Described, Schema
+
+Check = Callable[[tuple[Any, ...], dict[str, Any]], None]
+
+
+def make_check(kernel: Kernel) -> Check:
+    """Return a function, for dynamo to trace, that raises what a call is refused for.
+
+    It compares numbers and kinds of arguments with the schema, and dtypes and ranks of tensors
+    where no operator does so.
+    """
+    schema = kernel.schema
+    assert schema is not None
+    has_operator = not is_native_to(kernel, "torch")
+    takes_lists = any(part.many is not None for part in schema.tensors)
+    find = _finder(schema, has_operator or takes_lists or kernel.autocast is not None)
+
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Values of numbers are asked for only where the call is refused: they may be symbolic.
+        if find(*_tell_all(args, kwargs, False)) is None:
+            return
+        refused = find(*_tell_all(args, kwargs, True))
+        if refused is None:
+            return
+        if refused[0] == "type":
+            raise TypeError(refused[1])
+        raise ValueError(refused[1])
+
+    return check
+
+
+def _finder(schema: Schema, sorts_only: bool) -> Callable[..., Any]:
+    def find(args: Any, kwargs: Any) -> tuple[str, str] | None:
+        """Return the kind of the exception and its text; None where the call is not refused."""
+        if _is_unknown((args, kwargs)):
+            return None
+        try:
+            given = schema.arrange(
+                tuple([_stand_in(each) for each in args]),
+                {name: _stand_in(each) for name, each in kwargs},
+            )
+            if not sorts_only:
+                schema.bind([None if each is None else each.described for each in given.tensors])
+        except (UnsupportedTypeError, ArgumentError) as error:
+            return error.reason, str(error)
+        return None
+
+    find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as by torch.compiler
+    return find
+
+
+class _Tensor:
+    """Stands for a tensor."""
+
+    shape = ()
+
+    def __init__(self, form: Any) -> None:
+        dtype, extents, device = form
+        self.described = Described(extents, as_dtype(dtype), "torch.Tensor", str(device))
+
+
+_Tensor.__module__, _Tensor.__name__ = "torch", "Tensor"  # for texts
+
+
+def _stand_in(told: Any) -> Any:
+    kind, value = told
+    if kind == "tensor":
+        return _Tensor(value)
+    if kind == "value":
+        return value
+    items = [_stand_in(each) for each in value]
+    return items if kind == "list" else tuple(items)
+
+
+def _is_unknown(told: Any) -> bool:
+    return told == _UNKNOWN or (isinstance(told, tuple) and any(map(_is_unknown, told)))
+
+
+# ---- what dynamo traces --------------------------------------------------------------------------
+
+_UNKNOWN = ("unknown", None)
+
+
+def _tell_all(args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool) -> tuple[Any, Any]:
+    """Return constants that say what the arguments are."""
+    by_name = tuple([(name, _tell(value, exact)) for name, value in kwargs.items()])
+    return tuple([_tell(each, exact) for each in args]), by_name
+
+
+def _tell(value: Any, exact: bool) -> Any:
+    if isinstance(value, torch.Tensor):
+        shape = tuple([index(size) if exact else None for size in value.shape])
+        return ("tensor", (value.dtype, shape, value.device))
+    if value is None or type(value) in (bool, str) or isinstance(value, torch.dtype):
+        return ("value", value)
+    if type(value) in (int, float):
+        return ("value", value if exact else type(value)(1))
+    if type(value) in (list, tuple):
+        kind = "list" if type(value) is list else "tuple"
+        return (kind, tuple([_tell(each, exact) for each in value]))
+    return _UNKNOWN
