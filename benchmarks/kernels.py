@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import find_spec, module_from_spec
@@ -524,14 +525,17 @@ def measure_row(row: Row, names: dict[str, Any], effort: Effort) -> dict[str, An
 
 
 def measure_slope(slope: Slope, chains: dict[str, Any], effort: Effort) -> dict[str, Any]:
-    """Measure both chains of both sides in turn; the slope is what one more call takes."""
+    """Measure both chains of both sides in turn; the slope is what one more call takes.
+
+    The time is that of the processor, in all threads of the process: compiled programs have some.
+    """
     one, many = chains[slope.ours]
     other_one, other_many = chains[slope.peer]
     names = {"one": one, "many": many, "other_one": other_one, "other_many": other_many}
     slopes: list[list[float]] = [[], []]
     parts = Effort(max(3, effort.rounds // 20), effort.round_ns)
-    for _ in range(7 if effort is THOROUGH else 1):
-        times = compare([f"{name}()" for name in names], names, parts)
+    for _ in range(7 if effort.rounds > QUICK.rounds else 1):
+        times = compare([f"{name}()" for name in names], names, parts, clock=time.process_time)
         slopes[0].append((times[1] - times[0]) / (CHAIN - 1))
         slopes[1].append((times[3] - times[2]) / (CHAIN - 1))
     return describe(slope, *map(median, slopes))

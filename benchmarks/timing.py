@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -28,15 +29,16 @@ def compare(
     names: Mapping[str, Any],
     effort: Effort,
     settle: Callable[[], object] = int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Return the median nanoseconds of each statement.
+    """Return the median nanoseconds of each statement, by `clock`.
 
     Each round times every statement once, in turn, so that what else happens on the machine hits
     all alike. The loop around them is `timeit`'s, with the garbage collector off. `settle` is
     called after each, outside of the time: on a GPU it waits for what was enqueued, so that a full
     queue of one statement is not the next one's time.
     """
-    timers = [Timer(statement, globals=dict(names)) for statement in statements]
+    timers = [Timer(statement, globals=dict(names), timer=clock) for statement in statements]
     loops = [calibrate(timer, effort.round_ns) for timer in timers]
     settle()
     samples: list[list[float]] = [[] for _ in timers]
