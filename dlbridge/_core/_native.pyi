@@ -1201,8 +1201,8 @@ class Posted:
 @final
 class Collective:
     """A collective that copies between compact Tensors, or None where this rank sends or receives
-    nothing: "allgather", "alltoall", "bcast", "gather" or "scatter". `begin`, after a Ballot or a
-    TreeBallot that is over, posts its messages."""
+    nothing: "allgather", "alltoall", "bcast", "gather" or "scatter"; or a "reduce_scatter", by the
+    loop of a Reduction. `begin`, after a Ballot or TreeBallot that is over, posts its messages."""
 
     def __new__(
         cls,
@@ -1211,6 +1211,7 @@ class Collective:
         source: TensorBase | None,
         result: TensorBase | None,
         root: int = 0,
+        reduction: Reduction | None = None,
     ) -> Self: ...
     def begin(self, ballot: Ballot | TreeBallot, /) -> None: ...
     @property

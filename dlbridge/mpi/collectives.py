@@ -283,7 +283,9 @@ def require_tensor(call: Call) -> Call:
 
 
 @begins("reduce_scatter")
-def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = None) -> Request:
+def ireduce_scatter(
+    over: Channel, x: Any, op: str, out: Any, state: State | native.Collective = None
+) -> Request:
     """Begin a reduce_scatter, or go on with one."""
     dtype = None
 
@@ -295,25 +297,37 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
         return Kind(kind.shape[1:], kind.dtype)
 
     call = require_tensor(prepare("reduce_scatter", x, out, result, f"op={op!r}"))
-    call, target = with_target(call)
 
-    def finish(whole: Bytes) -> Any:
-        assert target is not None
+    def divide(target: native.TensorBase) -> None:
         assert dtype is not None
-        np.asarray(raw_bytes(target))[:] = whole.reshape(over.size, -1)[over.rank]
         reductions.finish(op, dtype, target, over.size)
-        return call.finish(target)
+
+    if isinstance(state, native.Collective):
+        return _go_on_copying(over, call, state, settle=divide)
+    if call.error is not None or call.source is None:
+        ballot = call.ballot(over, state=state)
+        return start(call, over, lambda operation: agree(over, operation, ballot))
+    said, key = digest("reduce_scatter", f"op={op!r}"), reductions.known_as(op, REDUCE_SCATTER)
+    how = reductions.learn(key, op, said, call.source.kind.dtype)
+    nbytes = call.source.tensor.nbytes
+    if nbytes > ROWS_MOST and over.peers.is_direct:
+        return _copy(over, call, state, how=how, settle=divide)
+    call, target = with_target(call)
 
     def small(operation: Operation) -> Steps:
         """Reduce it with the agreement."""
         assert call.source is not None
+        assert target is not None
         assert dtype is not None
         ufunc = reductions.find("reduce_scatter", op).ufunc
         combine = partial(reductions.combine_in_order, ufunc, dtype)
         payload = np.asarray(raw_bytes(call.source.tensor))
         ballot = call.ballot(over, payload, combine, state=state, scatters=True)
         yield from agree(over, operation, ballot)
-        return finish(np.frombuffer(ballot.payload, np.uint8))
+        rows = np.frombuffer(ballot.payload, np.uint8).reshape(over.size, -1)
+        np.asarray(raw_bytes(target))[:] = rows[over.rank]
+        divide(target)
+        return call.finish(target)
 
     def large(operation: Operation) -> Steps:
         yield from agree(over, operation, call.ballot(over, state=state))
@@ -331,21 +345,10 @@ def ireduce_scatter(over: Channel, x: Any, op: str, out: Any, state: State = Non
 
         if target.nbytes:
             yield from exchange(over, operation, post, call.source.tensor, target)
-        reductions.finish(op, dtype, target, over.size)
+        divide(target)
         return call.finish(target)
 
-    if call.error is not None or call.source is None:
-        return start(call, over, large, posts=True)
-    said, key = digest("reduce_scatter", f"op={op!r}"), reductions.known_as(op, REDUCE_SCATTER)
-    how = reductions.learn(key, op, said, call.source.kind.dtype)
-    tensor = call.source.tensor
-    is_moved = ROWS_MOST < tensor.nbytes <= REDUCED_MOST
-    if is_moved and reductions.follow_ballot(over, tensor):
-        call, state = _add_values(call, over, how, state, call.source.kind.empty)
-        ballot = call.ballot(over, state=state)
-        take_row = lambda whole: finish(np.asarray(raw_bytes(whole)))  # noqa: E731
-        return start(call, over, partial(_reduce_values, over, ballot, take_row))
-    is_small = 0 < tensor.nbytes <= MOST
+    is_small = 0 < nbytes <= ROWS_MOST
     return start(call, over, small if is_small else large, posts=not is_small)
 
 
@@ -602,16 +605,28 @@ def ialltoall(over: Channel, x: Any, out: Any, state: State | native.Collective 
 
 
 def _copy(
-    over: Channel, call: Call, state: State = None, *, root: int = 0, gets_result: bool = True
+    over: Channel,
+    call: Call,
+    state: State = None,
+    *,
+    root: int = 0,
+    gets_result: bool = True,
+    how: native.Reduction | None = None,
+    settle: Callable[[native.TensorBase], None] | None = None,
 ) -> Request:
-    """Begin a collective that copies what is too large for the agreement."""
+    """Begin a collective that copies what is too large for the agreement.
+
+    A reduce_scatter reduces it, by `how`, and settles the sum.
+    """
     target = made = None
     if gets_result:
         call, target = with_target(call, state)
     if over.peers.is_direct and call.error is None and call.source is not None:
         try:
             source = call.source.tensor
-            made = native.Collective(over.peers, call.name, source, target, root)
+            if how is not None:
+                source = reductions.aligned(source)
+            made = native.Collective(over.peers, call.name, source, target, root, how)
         except not_from_handler(MemoryError) as error:
             call = call._replace(error=error)
 
@@ -622,13 +637,19 @@ def _copy(
         tensor = call.source.tensor
         if tensor.nbytes:
             yield from copy(over, operation, ballot.state, call.name, tensor, target, root, made)
+        if settle is not None and target is not None:
+            settle(target)
         return call.finish(target) if target is not None else None
 
     return start(call, over, steps)
 
 
 def _go_on_copying(
-    over: Channel, call: Call, posted: native.Collective, source: Any = None
+    over: Channel,
+    call: Call,
+    posted: native.Collective,
+    source: Any = None,
+    settle: Callable[[native.TensorBase], None] | None = None,
 ) -> Request:
     """Go on with a collective that C has posted; the root of a bcast returns its source."""
 
@@ -636,6 +657,8 @@ def _go_on_copying(
         operation.kept.append(posted)
         while not posted.advance():
             yield None
+        if settle is not None and posted.result is not None:
+            settle(posted.result)
         return source if posted.result is None else call.finish(posted.result)
 
     return start(call, over, steps)

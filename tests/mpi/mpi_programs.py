@@ -879,7 +879,7 @@ def quick_calls() -> None:
     for odd in (np.ones((size + 1, 2)), np.ones(())):
         assert QUICK.alltoall(odd, None, "alltoall") is False, odd
         assert QUICK.reduce_scatter(odd, "sum", None, "reduce_scatter") is False, odd
-    assert QUICK.reduce_scatter(np.ones((size, 2**17)), "sum", None, "reduce_scatter") is False
+    assert QUICK.reduce_scatter(np.ones((size, 2**17)), "sum", None, "reduce_scatter") is not False
     for count in (300, 3000, 30000):  # of the agreement, and of MPI
         rows = np.arange(size * count, dtype="float64").reshape(size, count) + 1e6 * rank
         sums = sum(rows[rank] + 1e6 * (each - rank) for each in range(size))
@@ -1140,18 +1140,39 @@ def rows_are_reduced_as_the_whole() -> None:
     """A row has the same bits as in an allreduce, whatever travels with the agreement."""
     rank, size = mpi.rank(), mpi.size()
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64"):
-        for nbytes in (64, 1024, 8 * 1024, 9 * 1024, 40 * 1024):
+        for nbytes in (64, 1024, 8 * 1024, 9 * 1024, 40 * 1024, 1200 * 1024):
             made_of = values(rank, (1,), dtype).dtype
             shape = size, max(1, nbytes // size // made_of.itemsize)
             x = np.random.default_rng(rank).standard_normal(shape).astype(made_of)
             for op in ("sum", "mean"):
-                wanted = mpi.allreduce(x, op)[rank].tobytes() if nbytes <= 8 * 1024 else None
+                wanted = mpi.allreduce(x, op)[rank].tobytes()
                 made = [mpi.reduce_scatter(x, op) for _ in range(2)]
                 made.append(mpi.ireduce_scatter(x, op).wait())
                 made.append(by_python.ireduce_scatter(x, op).wait())
                 slow = by_python.ireduce_scatter
                 made.append(mpi.reduce_scatter(x, op) if rank else slow(x, op).wait())
-                assert {each.tobytes() for each in made} == {wanted or made[0].tobytes()}
+                out = np.empty_like(x[0])
+                assert mpi.reduce_scatter(x, op, out=out) is out
+                into = x.copy()  # also into a row of the source, and where elements are not aligned
+                made += [out.copy(), mpi.reduce_scatter(into, op, out=into[size - 1 - rank])]
+                check(into[rank - size], x[rank] if 2 * rank != size - 1 else made[0])
+                odd = at(1, x)
+                made.append(mpi.reduce_scatter(odd, op, out=at(1, out)))
+                made.append(mpi.ireduce_scatter(odd, op, out=at(1, out)).wait())
+                assert {each.tobytes() for each in made} == {wanted}, (dtype, nbytes, op)
+    for late in range(size):  # a wait that is too long for C goes on in Python, at either step
+        for count in (3 * size, 30000 * size):
+            for is_here in (True, rank == 0):
+                mpi.barrier()
+                if late == rank:
+                    pause(0.02)
+                x = np.arange(float(count)).reshape(size, -1)
+                row = (mpi.reduce_scatter(x) if is_here
+                       else by_python.ireduce_scatter(x).wait())  # fmt: skip
+                check(row, x[rank] * size)
+    assert QUICK.reduce_scatter(np.ones((size, 200000)), "mean", None, "reduce_scatter") is not False
+    refused(ArgumentError, "nothing was exchanged", mpi.reduce_scatter,
+            np.ones((size, 5000 + rank)))  # fmt: skip
 
 
 def begun_collectives_that_do_not_agree() -> None:

@@ -361,11 +361,11 @@ static PyObject *bytes_at(char *data, size_t size) {
     return PyMemoryView_FromMemory(data, (Py_ssize_t)size, PyBUF_WRITE);
 }
 
-static void reduce_by_loop(const dlb_combine *how, char *first, char *second,
-                           char *into, size_t nbytes) {
+void dlb_combine_values(const dlb_combine *how, const char *first, const char *second,
+                        char *into, size_t nbytes) {
     Py_ssize_t step = how->itemsize, count = (Py_ssize_t)nbytes / step;
     Py_ssize_t steps[3] = {step, step, step};
-    char *operands[3] = {first, second, into};
+    char *operands[3] = {(char *)first, (char *)second, into};
     if (count > 0)
         how->loop(operands, &count, steps, how->data);
 }
@@ -373,8 +373,8 @@ static void reduce_by_loop(const dlb_combine *how, char *first, char *second,
 static int reduce_into(dlb_ballot *self, char *own, char *other, size_t size,
                        bool is_first) {
     if (self->combine.loop != NULL) {
-        reduce_by_loop(&self->combine, is_first ? own : other, is_first ? other : own,
-                       own, size);
+        dlb_combine_values(&self->combine, is_first ? own : other,
+                           is_first ? other : own, own, size);
         return 0;
     }
     PyObject *views[2] = {bytes_at(own, size), bytes_at(other, size)};
@@ -568,7 +568,7 @@ static int merge_values(dlb_ballot *self, ballot_values *values) {
         return 0;
     if ((size_t)values->came != values->nbytes)
         return refuse_values(self, values);
-    char *other = values_target(values), *own = (char *)values->from;
+    const char *other = values_target(values), *own = values->from;
     bool is_first = self->over->rank < self->partner;
     values->from = values->into;
     if (self->kind & REPLACES) {
@@ -577,8 +577,8 @@ static int merge_values(dlb_ballot *self, ballot_values *values) {
         return 0;
     }
     Py_BEGIN_ALLOW_THREADS;
-    reduce_by_loop(&values->how, is_first ? own : other, is_first ? other : own,
-                   values->into, values->nbytes);
+    dlb_combine_values(&values->how, is_first ? own : other, is_first ? other : own,
+                       values->into, values->nbytes);
     Py_END_ALLOW_THREADS;
     return 0;
 }

@@ -1,11 +1,13 @@
 /* A collective that copies, once the ranks have agreed: each rank sends each of the
- * others directly what that one gets.
+ * others directly what that one gets. A reduce_scatter is one as well: a rank reduces
+ * the rows that it gets.
  *
  * The messages have the tag of the ballot, which the call was given when it began, so
  * that any number of collectives may be under way, and go on in any order. */
 #include "python/python.h" /* first, as in quick.c */
 
 #include "layout/layout.h"
+#include "memory/block.h"
 #include "mpi/mpi.h"
 #include "tensor/tensor.h"
 
@@ -33,6 +35,8 @@ struct dlb_collective {
     const char *from; /* NULL: nothing goes out */
     char *into;       /* NULL: nothing comes */
     size_t part;      /* bytes from or to each rank; of a bcast, all */
+    dlb_combine how;  /* of a reduce_scatter, as is */
+    char *space;      /* a block: the rows of the other ranks; NULL: none */
     message few[FEW], *messages;
     size_t count;
     bool forwards; /* of a bcast: one's own part goes on to others once it has come */
@@ -130,31 +134,35 @@ static bool place_of_receive(const dlb_collective *self, int peer, size_t *start
     *start = self->kind == DLB_SCATTER ? 0 : self->part * (size_t)peer;
     return self->kind == DLB_ALLGATHER || self->kind == DLB_ALLTOALL ||
            (self->kind == DLB_GATHER && is_root) ||
-           (self->kind == DLB_SCATTER && peer == self->root);
+           (self->kind == DLB_SCATTER && peer == self->root) ||
+           self->kind == DLB_REDUCE_SCATTER;
 }
 
 static bool place_of_send(const dlb_collective *self, int peer, size_t *start) {
-    bool has_rows = self->kind == DLB_ALLTOALL || self->kind == DLB_SCATTER;
+    bool has_rows = self->kind == DLB_ALLTOALL || self->kind == DLB_SCATTER ||
+                    self->kind == DLB_REDUCE_SCATTER;
     *start = has_rows ? self->part * (size_t)peer : 0;
     return self->kind == DLB_ALLGATHER || self->kind == DLB_ALLTOALL ||
+           self->kind == DLB_REDUCE_SCATTER ||
            (self->kind == DLB_GATHER && peer == self->root) ||
            (self->kind == DLB_SCATTER && self->over->rank == self->root);
 }
 
 static int post_rows(dlb_collective *self) {
     int rank = self->over->rank, size = self->over->size, failed = 0;
+    char *into = self->space != NULL ? self->space : self->into;
     size_t from, to;
     for (int i = 1; failed == 0 && i < size; i++) {
         int peer = (rank - i + size) % size;
         if (place_of_receive(self, peer, &to))
-            failed = post(self, true, peer, self->into + to, self->part);
+            failed = post(self, true, peer, into + to, self->part);
     }
     for (int i = 1; failed == 0 && i < size; i++) {
         int peer = (rank + i) % size;
         if (place_of_send(self, peer, &from))
             failed = post(self, false, peer, self->from + from, self->part);
     }
-    if (failed == 0 && place_of_send(self, rank, &from) &&
+    if (failed == 0 && self->space == NULL && place_of_send(self, rank, &from) &&
         place_of_receive(self, rank, &to) && self->part > 0) {
         Py_BEGIN_ALLOW_THREADS;
         memcpy(self->into + to, self->from + from, self->part);
@@ -163,15 +171,59 @@ static int post_rows(dlb_collective *self) {
     return failed;
 }
 
+/* Rows of a reduce_scatter, one of each rank. */
+typedef struct {
+    const dlb_collective *of;
+    bool is_own; /* this rank's is still where it was */
+} rows;
+
+static char *row_of(const rows *all, int rank) {
+    const dlb_collective *of = all->of;
+    size_t start = of->part * (size_t)rank;
+    return all->is_own && rank == of->over->rank ? (char *)of->from + start
+                                                 : of->space + start;
+}
+
+/* Reduce the row of a rank and that of a higher one, into the first or the result. */
+static void reduce_rows(rows *all, int rank, int other, bool is_last) {
+    const dlb_collective *of = all->of;
+    char *into = is_last ? of->into : of->space + of->part * (size_t)rank;
+    dlb_combine_values(&of->how, row_of(all, rank), row_of(all, other), into, of->part);
+    all->is_own = all->is_own && rank != of->over->rank;
+}
+
+/* In the order in which the ranks of an allreduce do, for the same bits. */
+static void reduce_all(const dlb_collective *self) {
+    rows all = {self, true};
+    int size = self->over->size, power = 1;
+    while (2 * power <= size)
+        power *= 2;
+    for (int i = 0; i + power < size; i++)
+        reduce_rows(&all, i, i + power, power == 1);
+    for (int step = 1; step < power; step *= 2)
+        for (int i = 0; i < power; i += 2 * step)
+            reduce_rows(&all, i, i + step, 2 * step == power);
+    if (size == 1)
+        memcpy(self->into, self->from, self->part);
+}
+
 /* ---- Collective ---- */
+
+static size_t space_of(const dlb_collective *self) {
+    return self->part * (size_t)self->over->size;
+}
 
 /* Memory for all messages, before any is posted: other ranks rely on each of them. */
 static int reserve(dlb_collective *self) {
     size_t others = (size_t)self->over->size - 1;
     size_t room = 2 * others * messages_of(self->part);
+    bool has_space = self->kind == DLB_REDUCE_SCATTER;
     self->messages = self->few;
-    if (room > FEW &&
-        (self->messages = PyMem_RawCalloc(room, sizeof *self->messages)) == NULL) {
+    if (has_space)
+        self->space = dlb_block_get(space_of(self), false);
+    if ((has_space && self->space == NULL) ||
+        (room > FEW &&
+         (self->messages = PyMem_RawCalloc(room, sizeof *self->messages)) == NULL)) {
         PyErr_NoMemory();
         return -1;
     }
@@ -180,7 +232,8 @@ static int reserve(dlb_collective *self) {
 
 dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root,
                                    dlb_buffer *source, const char *from,
-                                   PyObject *result, size_t part) {
+                                   PyObject *result, size_t part,
+                                   const dlb_combine *how) {
     dlb_collective *self =
         (dlb_collective *)dlb_CollectiveType.tp_alloc(&dlb_CollectiveType, 0);
     if (self == NULL)
@@ -189,6 +242,8 @@ dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root
     self->kind = kind;
     self->root = root;
     self->part = part;
+    if (how != NULL)
+        self->how = *how;
     self->result = Py_NewRef(result);
     if (source != NULL) {
         self->source = dlb_buffer_retain(source);
@@ -271,6 +326,11 @@ int dlb_collective_advance(dlb_collective *self) {
     int done = test_all(self);
     if (done >= 0 && may_forward(self))
         done = forward(self) < 0 ? -1 : test_all(self);
+    if (done > 0 && self->space != NULL) {
+        Py_BEGIN_ALLOW_THREADS;
+        reduce_all(self);
+        Py_END_ALLOW_THREADS;
+    }
     self->is_busy = false;
     if (done > 0)
         self->is_under_way = false;
@@ -293,6 +353,7 @@ static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
  * and listed here, so that leak detectors find it. */
 typedef struct kept {
     dlb_buffer *source, *target;
+    char *space;
     struct kept *before;
 } kept;
 static _Atomic(kept *) all_kept;
@@ -301,7 +362,7 @@ static void keep_memory(const dlb_collective *self) {
     kept *made = PyMem_RawMalloc(sizeof *made);
     if (made == NULL)
         return; /* it is not freed all the same */
-    *made = (kept){self->source, self->target, atomic_load(&all_kept)};
+    *made = (kept){self->source, self->target, self->space, atomic_load(&all_kept)};
     while (!atomic_compare_exchange_weak(&all_kept, &made->before, made))
         ;
 }
@@ -318,6 +379,8 @@ static void dealloc(PyObject *object) {
             dlb_buffer_drop(self->source);
         if (self->target != NULL)
             dlb_buffer_drop(self->target);
+        if (self->space != NULL)
+            dlb_block_put(self->space, space_of(self));
     }
     if (self->messages != self->few)
         PyMem_RawFree(self->messages);
@@ -331,11 +394,9 @@ static void dealloc(PyObject *object) {
 static const struct {
     const char *name;
     dlb_copy_kind kind;
-} KINDS[] = {{"allgather", DLB_ALLGATHER},
-             {"alltoall", DLB_ALLTOALL},
-             {"bcast", DLB_BCAST},
-             {"gather", DLB_GATHER},
-             {"scatter", DLB_SCATTER}};
+} KINDS[] = {{"allgather", DLB_ALLGATHER}, {"alltoall", DLB_ALLTOALL},
+             {"bcast", DLB_BCAST},         {"gather", DLB_GATHER},
+             {"scatter", DLB_SCATTER},     {"reduce_scatter", DLB_REDUCE_SCATTER}};
 
 /* The memory of a compact Tensor; false, with an exception, for anything else. */
 static bool read_memory(PyObject *given, dlb_buffer **buffer, char **data,
@@ -361,7 +422,9 @@ static bool read_part(dlb_copy_kind kind, const dlb_peers *over, int root,
     bool is_root = over->rank == root;
     bool sends = kind == DLB_BCAST || kind == DLB_SCATTER ? is_root : true;
     bool receives = kind == DLB_BCAST ? !is_root : kind == DLB_GATHER ? is_root : true;
-    size_t rows_sent = kind == DLB_ALLTOALL || kind == DLB_SCATTER ? size : 1;
+    bool has_rows =
+        kind == DLB_ALLTOALL || kind == DLB_SCATTER || kind == DLB_REDUCE_SCATTER;
+    size_t rows_sent = has_rows ? size : 1;
     size_t rows_come =
         kind == DLB_ALLGATHER || kind == DLB_ALLTOALL || kind == DLB_GATHER ? size : 1;
     if ((sends && sent == NULL) || (receives && comes == NULL))
@@ -373,13 +436,14 @@ static bool read_part(dlb_copy_kind kind, const dlb_peers *over, int root,
 
 static PyObject *new_collective(PyTypeObject *Py_UNUSED(type), PyObject *args,
                                 PyObject *kwargs) {
-    static char *names[] = {"peers", "name", "source", "result", "root", NULL};
-    PyObject *given, *source, *result;
+    static char *names[] = {"peers", "name",      "source", "result",
+                            "root",  "reduction", NULL};
+    PyObject *given, *source, *result, *reduction = Py_None;
     const char *name;
     int root = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!sOO|i:Collective", names,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!sOO|iO:Collective", names,
                                      &dlb_PeersType, &given, &name, &source, &result,
-                                     &root))
+                                     &root, &reduction))
         return NULL;
     dlb_peers *over = (dlb_peers *)given;
     size_t number = 0, sent = 0, comes = 0, part = 0,
@@ -391,7 +455,12 @@ static PyObject *new_collective(PyTypeObject *Py_UNUSED(type), PyObject *args,
     if (!read_memory(source, &from_buffer, &from, &sent) ||
         !read_memory(result, &into_buffer, &into, &comes))
         return NULL;
+    const dlb_combine *how =
+        Py_TYPE(reduction) == &dlb_ReductionType && from_buffer != NULL
+            ? dlb_reduction_loop(reduction, ((dlb_tensor *)source)->dl.dtype)
+            : NULL;
     if (number == count || root < 0 || root >= over->size ||
+        (how != NULL) != (KINDS[number].kind == DLB_REDUCE_SCATTER) ||
         !read_part(KINDS[number].kind, over, root, from_buffer != NULL ? &sent : NULL,
                    into_buffer != NULL ? &comes : NULL, &part))
         return PyErr_Format(PyExc_ValueError,
@@ -399,7 +468,7 @@ static PyObject *new_collective(PyTypeObject *Py_UNUSED(type), PyObject *args,
                             "sizes",
                             name, root);
     return (PyObject *)dlb_collective_new(over, KINDS[number].kind, root, from_buffer,
-                                          from, result, part);
+                                          from, result, part, how);
 }
 
 static PyObject *begin(PyObject *object, PyObject *given) {
@@ -430,7 +499,7 @@ static PyGetSetDef fields[] = {
 
 PyTypeObject dlb_CollectiveType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Collective",
-    .tp_doc = "Collective(peers, name, source, result, root=0)\n--\n\n"
+    .tp_doc = "Collective(peers, name, source, result, root=0, reduction=None)\n--\n\n"
               "A collective that copies, under way.",
     .tp_basicsize = sizeof(dlb_collective),
     .tp_flags = Py_TPFLAGS_DEFAULT,

@@ -75,8 +75,8 @@ static inline uint32_t dlb_next_tag(dlb_peers *over, dlb_tag_use use) {
 enum {
     DLB_BALLOT_HEAD = 64,
     DLB_BALLOT_MOST = 16 * 1024, /* bytes of a payload that travels with it */
-    /* Bytes that a reduce or reduce_scatter reduces whole on each rank: beyond, what
-     * others get costs too much. */
+    /* Bytes that a reduce reduces whole on each rank: beyond, what others get costs too
+     * much. */
     DLB_REDUCED_MOST = 1024 * 1024,
     /* Of larger values than these bytes among more than a few ranks, another algorithm,
      * MPI's, sends less in total. */
@@ -101,6 +101,11 @@ typedef struct {
     PyObject *function; /* borrowed; NULL: none */
     bool takes;
 } dlb_combine;
+
+/* By its loop: `first`, of the lower ranks, and `second` into `into`, which may be one
+ * of them. */
+void dlb_combine_values(const dlb_combine *how, const char *first, const char *second,
+                        char *into, size_t nbytes);
 
 typedef struct dlb_ballot dlb_ballot;
 
@@ -203,14 +208,15 @@ void dlb_tree_ballot_copy_out(const dlb_tree_ballot *ballot);
 void dlb_tree_ballot_view(const dlb_tree_ballot *ballot, Py_ssize_t number,
                           dlb_view *view);
 
-/* ---- collective.c: collectives that copy ---- */
+/* ---- collective.c: collectives that copy, and reduce what came ---- */
 
 typedef enum {
     DLB_ALLGATHER,
     DLB_ALLTOALL,
     DLB_BCAST,
     DLB_GATHER,
-    DLB_SCATTER
+    DLB_SCATTER,
+    DLB_REDUCE_SCATTER
 } dlb_copy_kind;
 
 typedef struct dlb_collective dlb_collective;
@@ -219,10 +225,12 @@ extern PyTypeObject dlb_CollectiveType;
 
 /* Memory for copying `part` bytes from or to each rank, of a bcast all bytes: from
  * `from` in memory of the buffer into `result`, a Tensor; NULL and None where this rank
- * sends or receives nothing. NULL with an exception. */
+ * sends or receives nothing. `how`: of a reduce_scatter, else NULL. NULL with an
+ * exception. */
 dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root,
                                    dlb_buffer *source, const char *from,
-                                   PyObject *result, size_t part);
+                                   PyObject *result, size_t part,
+                                   const dlb_combine *how);
 /* Begin, as the ranks have agreed by the ballot; -1 with an exception. */
 int dlb_collective_post(dlb_collective *collective, const dlb_ballot *ballot);
 /* 1: it is complete; 0: not yet; -1. */

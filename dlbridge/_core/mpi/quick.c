@@ -818,6 +818,13 @@ enum {
     NEXT = 3, /* something else is under way, and may take as long */
 };
 
+/* Make a sum, of which this rank gets the result, a mean if that is the op. */
+static void divide(const call *self, char *data) {
+    if (self->quotients != NULL && self->gets != NOTHING)
+        dlb_divide(self->dtype, data, self->nbytes, dlb_ballot_over(self->ballot)->size,
+                   self->quotients);
+}
+
 /* Begin to copy, since all ranks agree. */
 static int begin_copying(call *self, size_t nbytes) {
     if (dlb_collective_post(self->copies, self->ballot) < 0)
@@ -832,6 +839,8 @@ static int advance_call(void *object) {
     call *self = object;
     if (self->is_copying) {
         int done = dlb_collective_advance(self->copies);
+        if (done > 0)
+            divide(self, self->data);
         return done > 0 ? finish_call(self) : done;
     }
     int done = dlb_ballot_advance(self->ballot);
@@ -878,6 +887,30 @@ static PyObject *make_call(const caller *by, dlb_peers *over, const char *name,
     return result;
 }
 
+/* ---- what follows the ballot ---- */
+
+/* What is too large for the ballot follows it, or is MPI's. */
+static int settled_copy(call *self) {
+    return self->copies == NULL ? ODD : begin_copying(self, self->awaited);
+}
+
+/* What follows when all agree, with memory for the result if this rank gets one; -1. */
+static int add_copies(call *self, dlb_peers *over, dlb_copy_kind kind,
+                      const source *from, bool gets_result, size_t part,
+                      const dlb_combine *how) {
+    PyObject *target = gets_result ? make_target(self, from) : Py_NewRef(Py_None);
+    if (target == NULL)
+        return -1;
+    dlb_buffer *buffer = from == NULL ? NULL : from->view.buffer;
+    const char *data = from == NULL ? NULL : data_of(from);
+    self->copies =
+        dlb_collective_new(over, kind, self->root, buffer, data, target, part, how);
+    if (gets_result && self->ballot != NULL)
+        dlb_ballot_set_result(self->ballot, target);
+    Py_DECREF(target);
+    return self->copies == NULL ? -1 : 0;
+}
+
 /* ---- reductions ---- */
 
 /* The bytes of one of as many rows as there are ranks; 0: there are not that many. */
@@ -890,27 +923,14 @@ static size_t row_bytes(const dlb_peers *over, const source *from) {
 static int settled_reduction(call *self) {
     char *all = self->memory != NULL ? self->data : dlb_ballot_payload(self->ballot);
     if (self->gets == ROW)
-        all += self->nbytes * (size_t)self->root;
-    if (self->quotients != NULL && self->gets != NOTHING)
-        dlb_divide(self->dtype, all, self->nbytes, dlb_ballot_over(self->ballot)->size,
-                   self->quotients);
-    return self->memory != NULL && self->gets != ROW ? finish_call(self)
-                                                     : finish_with(self, all);
+        all += self->nbytes * (size_t)dlb_ballot_over(self->ballot)->rank;
+    divide(self, all);
+    return self->memory != NULL ? finish_call(self) : finish_with(self, all);
 }
 
 /* Have values that are too large for the ballot follow it; -1: failed to allocate. */
 static int add_values(call *self, const dlb_combine *loop, const source *from) {
-    call whole; /* of which a row is the result */
-    PyObject *target;
-    if (self->gets == ROW) {
-        const DLTensor *dl = &from->view.dl;
-        init_call(&whole, self->name);
-        describe_result(&whole, dl->dtype, dl->ndim, dl->shape);
-        target = make_target(&whole, NULL);
-        self->memory = whole.memory;
-        self->data = whole.data;
-    } else
-        target = make_target(self, from);
+    PyObject *target = make_target(self, from);
     int failed = -1;
     if (target != NULL)
         failed =
@@ -922,15 +942,30 @@ static int add_values(call *self, const dlb_combine *loop, const source *from) {
     return failed;
 }
 
+/* Have the values of a call follow its ballot, or the rows of a reduce_scatter. */
+static int add_what_follows(call *self, dlb_peers *over, const dlb_combine *loop,
+                            const source *from) {
+    if (self->gets != ROW)
+        return add_values(self, loop, from);
+    self->settled = settled_copy;
+    return add_copies(self, over, DLB_REDUCE_SCATTER, from, true, self->nbytes, loop);
+}
+
+/* Whether values, or rows, follow the ballot; others are its payload. */
+static bool do_follow(const call *self, const dlb_peers *over, size_t nbytes) {
+    return self->gets == ROW ? nbytes > DLB_ROWS_MOST && over->is_direct
+                             : dlb_moves_values(over, nbytes);
+}
+
 static int begin_with(call *self, const quick *of, dlb_peers *over, PyObject *how,
                       const source *from, PyObject *out) {
     const DLTensor *dl = &from->view.dl;
     const dlb_combine *loop = dlb_reduction_loop(how, dl->dtype);
     int less = self->gets == ROW;
-    bool is_large = dlb_moves_values(over, from->nbytes) &&
-                    !(less && from->nbytes <= DLB_ROWS_MOST);
-    if (loop == NULL || (!is_large && from->nbytes > DLB_BALLOT_MOST) ||
-        (is_large && (uintptr_t)data_of(from) % (dl->dtype.bits / 8)) ||
+    bool follows = do_follow(self, over, from->nbytes);
+    size_t most = less ? DLB_ROWS_MOST : DLB_BALLOT_MOST;
+    if (loop == NULL || (!follows && from->nbytes > most) ||
+        (follows && (uintptr_t)data_of(from) % (dl->dtype.bits / 8)) ||
         (less && row_bytes(over, from) == 0))
         return 0;
     describe_result(self, dl->dtype, dl->ndim - less, dl->shape + less);
@@ -943,16 +978,15 @@ static int begin_with(call *self, const quick *of, dlb_peers *over, PyObject *ho
         return -1;
     self->converter = Py_NewRef(from->converter);
     self->settled = settled_reduction;
-    self->root = over->rank; /* whose row it is */
     self->awaited = from->nbytes;
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     self->ballot = dlb_ballot_new(over, dlb_reduction_call(how), tensor,
-                                  is_large ? 0 : from->nbytes, loop);
+                                  follows ? 0 : from->nbytes, follows ? NULL : loop);
     if (self->ballot == NULL)
         return -1;
-    if (is_large)
-        return add_values(self, loop, from) < 0 ? -1 : 1;
+    if (follows)
+        return add_what_follows(self, over, loop, from) < 0 ? -1 : 1;
     memcpy(dlb_ballot_payload(self->ballot), data_of(from), from->nbytes);
     return less && dlb_ballot_scatter(self->ballot) < 0 ? -1 : 1;
 }
@@ -1008,8 +1042,8 @@ static int begin_reduce_scatter(call *self, const quick *of, dlb_peers *over,
     if (!PyUnicode_CheckExact(args[1]))
         return 0;
     keep_arguments(self, args, 3);
-    return begin_reduction(self, of, over, PyTuple_Pack(2, args[1], args[3]),
-                           DLB_REDUCED_MOST, ROW, args[0], args[2]);
+    return begin_reduction(self, of, over, PyTuple_Pack(2, args[1], args[3]), INT_MAX,
+                           ROW, args[0], args[2]);
 }
 
 /* ---- allreduce of trees ---- */
@@ -1208,31 +1242,10 @@ static int settled_rows(call *self) {
     return finish_with(self, rows);
 }
 
-/* What is too large for the ballot follows it, or is MPI's. */
-static int settled_copy(call *self) {
-    return self->copies == NULL ? ODD : begin_copying(self, self->awaited);
-}
-
 /* Whether a collective that copies may begin here: MPI's are begun in the order of
  * calls. */
 static bool may_copy(const dlb_peers *over) {
     return over->is_direct || atomic_load(&over->turns) == 0;
-}
-
-/* What follows when all agree, with memory for the result if this rank gets one; -1. */
-static int add_copies(call *self, dlb_peers *over, dlb_copy_kind kind,
-                      const source *from, bool gets_result, size_t part) {
-    PyObject *target = gets_result ? make_target(self, from) : Py_NewRef(Py_None);
-    if (target == NULL)
-        return -1;
-    dlb_buffer *buffer = from == NULL ? NULL : from->view.buffer;
-    const char *data = from == NULL ? NULL : data_of(from);
-    self->copies =
-        dlb_collective_new(over, kind, self->root, buffer, data, target, part);
-    if (gets_result && self->ballot != NULL)
-        dlb_ballot_set_result(self->ballot, target);
-    Py_DECREF(target);
-    return self->copies == NULL ? -1 : 0;
 }
 
 /* Agree, and copy: what is small with the agreement, one exchange being faster than
@@ -1266,7 +1279,7 @@ static int begin_gathering(call *self, const quick *of, dlb_peers *over,
         return -1;
     size_t part = by_rows ? row_bytes(over, from) : from->nbytes;
     if (!is_small && over->is_direct &&
-        add_copies(self, over, kind, from, gets_result, part) < 0)
+        add_copies(self, over, kind, from, gets_result, part, NULL) < 0)
         return -1;
     return 1;
 }
@@ -1452,7 +1465,7 @@ static int receive_copies(call *self, dlb_copy_kind kind) {
     dlb_peers *over = dlb_ballot_over(self->ballot);
     if (self->copies == NULL &&
         (!over->is_direct ||
-         add_copies(self, over, kind, NULL, true, self->nbytes) < 0)) {
+         add_copies(self, over, kind, NULL, true, self->nbytes, NULL) < 0)) {
         PyErr_Clear();
         Py_CLEAR(self->copies);
         return ODD; /* Python says why, or has MPI send it */
@@ -1488,7 +1501,7 @@ static int say_what_comes(call *self, dlb_peers *over, const uint8_t digest[16],
     if (is_root && from->nbytes > DLB_COPIED_MOST && over->is_direct) {
         bool has_rows = kind == DLB_SCATTER;
         size_t part = has_rows ? row_bytes(over, from) : from->nbytes;
-        return add_copies(self, over, kind, from, has_rows, part) < 0 ? -1 : 1;
+        return add_copies(self, over, kind, from, has_rows, part, NULL) < 0 ? -1 : 1;
     }
     return 1;
 }
