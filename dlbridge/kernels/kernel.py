@@ -50,6 +50,7 @@ class Recipe:
     cost: int | str | None = None
     stream: str = "current"
     autocast: str | None = None
+    sharding: tuple[str, ...] = ()
     launch: Launch = NO_LAUNCH
     doc: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
@@ -104,6 +105,7 @@ class Kernel(native.KernelBase):
         functions: platform -> the function that serves it, see `kernels.kinds.Function`.
         vjp, jvp, batch, layout, overlap, align, gil, cost, stream: as `wrap` was given them.
         autocast: its rule, by the name of the dtype where it is one; None without.
+        sharding: the dimensions along which a call may be split.
         launch: grid, block and shared of a GPU kernel, see `kernels.kinds.Launch`.
         lists: of a kernel with lists of tensors: the kernels that serve its calls; else None.
         flat, whole: of such a kernel: how its tensors are grouped, and the kernel with the lists.
@@ -183,6 +185,7 @@ class Kernel(native.KernelBase):
         self.cost = recipe.cost
         self.stream = recipe.stream
         self.autocast = recipe.autocast
+        self.sharding = recipe.sharding
         self.launch = recipe.launch
         self.flat = recipe.flat
         self.whole: Kernel | None = recipe.whole

@@ -12,6 +12,7 @@ from dlbridge.calls import public
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.kernels import autocast as autocasting
 from dlbridge.kernels import gradients, lists
+from dlbridge.kernels import sharding as sharding_rules
 from dlbridge.kernels.kernel import Kernel, Recipe, check_name, publish
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, device_type, read_launch, recognise
 from dlbridge.kernels.schema import LIST_KINDS, Schema
@@ -47,6 +48,7 @@ class FurtherOptions(TypedDict, total=False):
     cost: int | str | None
     stream: Stream | None
     autocast: Any
+    sharding: str | Iterable[str] | None
     grid: Any
     block: Any
     shared: int | str | None
@@ -132,6 +134,7 @@ def wrap(
     cost: int | str | None = None,
     stream: Stream | None = None,
     autocast: Any = None,
+    sharding: str | Iterable[str] | None = None,
     grid: Any = None,
     block: Any = None,
     shared: int | str | None = None,
@@ -190,6 +193,9 @@ def wrap(
             "lower_precision_fp" to the region's dtype, "promote" to the widest that they have. As
             for torch's own functions, float64 is left alone, arguments that are written are never
             cast, and calls with `out=` are not either. None (default) leaves all as they are.
+        sharding: dimensions along which a call may be split, "m, n" or "...": parts of the
+            arguments that have one, and all of the others, give that part of each result. torch's
+            DTensors are split along these, and gathered for the call along all others.
         stream: "current" (default) runs on the caller's current stream of a device that has such,
             "default" on the device's default one, with events before and after.
         grid: of a GPU kernel that dlbridge launches: blocks, as one to three integers or
@@ -224,13 +230,14 @@ def wrap(
             return partial(
                 wrap, schema=schema, abi=abi, name=name, mutates=mutates, vjp=vjp, jvp=jvp,
                 batch=batch, layout=layout, overlap=overlap, align=align, gil=gil, cost=cost,
-                stream=stream, autocast=autocast, grid=grid, block=block, shared=shared,
-                constants=constants,
+                stream=stream, autocast=autocast, sharding=sharding, grid=grid, block=block,
+                shared=shared, constants=constants,
             )  # fmt: skip
         fn = None
     given = {
         "batch": batch, "layout": layout, "overlap": overlap, "align": align, "gil": gil,
-        "cost": cost, "stream": stream, "autocast": autocast, "vjp": vjp, "jvp": jvp,
+        "cost": cost, "stream": stream, "autocast": autocast, "sharding": sharding, "vjp": vjp,
+        "jvp": jvp,
     }  # fmt: skip
     changes = _check_options(given)
     launch = read_launch(grid, block, shared, constants)
@@ -256,6 +263,8 @@ def _check(kernel: Kernel) -> None:
     gradients.check(kernel, wrap)
     if kernel.schema is not None and kernel.autocast is not None:
         autocasting.check_rule(kernel.schema, kernel.autocast)
+    if kernel.schema is not None and kernel.sharding:
+        sharding_rules.check_names(kernel.schema, kernel.sharding)
     if kernel.lists is not None:
         kernel.lists.check(wrap)
     if kernel.counted is not None:
@@ -281,7 +290,8 @@ def draft(
     Raises:
         DLBridgeError: as `wrap` does.
     """
-    given: dict[str, Any] = dict.fromkeys((*_CHOICES, "align", "cost", "autocast", "vjp", "jvp"))
+    others = "align", "cost", "autocast", "sharding", "vjp", "jvp"
+    given: dict[str, Any] = dict.fromkeys((*_CHOICES, *others))
     changes = _check_options({**given, **options})
     recipe = _wrap(_functions(None, abi, platforms), schema, None, None, changes)
     kernel = Kernel(dataclasses.replace(recipe, doc=doc))
@@ -359,7 +369,7 @@ def _rewrap(
 
 def _refuse_named(changes: Mapping[str, Any]) -> None:
     """Refuse options that refer to arguments or dimensions by name."""
-    for option in ("vjp", "jvp", "cost", "autocast"):
+    for option in ("vjp", "jvp", "cost", "autocast", "sharding"):
         if option in changes:
             raise ArgumentError(f"wrap: {option}= needs a schema, which names the arguments")
 
@@ -435,10 +445,12 @@ def _check_options(given: dict[str, Any]) -> dict[str, Any]:
         _check_choice(option, given[option])
     _check_alignment(given["align"])
     _check_cost(given["cost"], given["gil"])
-    rule = autocasting.read_rule(given["autocast"])
-    return {
-        option: value for option, value in {**given, "autocast": rule}.items() if value is not None
+    given = {
+        **given,
+        "autocast": autocasting.read_rule(given["autocast"]),
+        "sharding": sharding_rules.read_names(given["sharding"]),
     }
+    return {option: value for option, value in given.items() if value is not None}
 
 
 def _check_choice(option: str, value: object) -> None:

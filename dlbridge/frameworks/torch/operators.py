@@ -61,7 +61,7 @@ from dlbridge.errors import (
     UnsupportedTypeError,
 )
 from dlbridge.exchange import protocol
-from dlbridge.frameworks.torch import autocasting
+from dlbridge.frameworks.torch import autocasting, sharding
 from dlbridge.frameworks.torch.internals import guard_is_open, queries_are_open, shim_lacks
 from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import QUALITIES, Binding, binding
@@ -479,6 +479,7 @@ def _make(key: str, kernel: Kernel) -> Operator:
         finally:
             _BEING_DEFINED.key = None
         _OPERATORS[key] = made
+        sharding.offer(made.default, schema, made.layout, kernel.sharding)
         return made
 
 
