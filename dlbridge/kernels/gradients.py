@@ -613,13 +613,14 @@ class Automatic(NamedTuple):
         """
         schema, framework = kernel.schema, self.framework
         assert schema is not None
-        function = _find_function(kernel, framework, word)
-        derivable = isinstance(function, Derivable) and word == "vjp"
+        functions = [each.callable for each in kernel.functions.values()]
+        derivable = word == "vjp" and any(isinstance(each, Derivable) for each in functions)
         if framework not in ("torch", "jax") and not derivable:
             raise ArgumentError(
                 f"{schema.qualified}: {word}= must be a Kernel, a Python function, 'torch' or "
                 f"'jax', got {framework!r}"
             )
+        function = _find_function(kernel, framework, word)
         _check_derivable(schema, function, framework, word)
         lengths = "" if kernel.flat is None else "".join(f"_{each}" for each in kernel.flat.lengths)
         name = f"{schema.qualified}{lengths}_{word}"

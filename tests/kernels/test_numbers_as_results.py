@@ -37,9 +37,8 @@ def test_a_result_without_dimensions_is_a_number_of_python(count, framework, nam
     assert int(count(dlbridge.convert(X[:0], name), above=0.5)) == 0
 
 
-def test_torch_goes_on_with_the_number_as_a_size(count, framework, monkeypatch):
+def test_torch_goes_on_with_the_number_as_a_size(count, framework):
     torch = framework("torch")
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
 
     def head(x):
         k = count(x, above=0.5).item()
@@ -48,8 +47,9 @@ def test_torch_goes_on_with_the_number_as_a_size(count, framework, monkeypatch):
         return x.sort(descending=True).values.narrow(0, 0, k)
 
     compiled = torch.compile(head, fullgraph=True, backend="aot_eager")
-    for x in (torch.from_numpy(X), torch.arange(3.0)):
-        assert torch.equal(compiled(x), head(x))
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for x in (torch.from_numpy(X), torch.arange(3.0)):
+            assert torch.equal(compiled(x), head(x))
 
     class Head(torch.nn.Module):
         def forward(self, x):

@@ -31,10 +31,10 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.exchange import adapter
 from dlbridge.mpi.agreement import digest
-from dlbridge.mpi.reductions import quick
 from dlbridge.tensor import allocator
 
 THREADS = 8
+FLOAT64 = np.dtype(np.float64).num
 HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -255,7 +255,7 @@ def test_small_calls_of_mpi_go_on_while_what_they_know_is_set_anew(mpi_library: 
 
     def renew() -> None:
         calls.types[np.ndarray] = (adapter.converter_of(found), None, True)
-        calls.calls["sum"] = quick("sum", digest("allreduce", "sum"))
+        calls.calls["sum"] = native.Reduction(digest("allreduce", "sum"), np.add, (FLOAT64,))
         calls.calls["key"] = bytes(bytearray(16))
         calls.active, calls.peers = {}, new_peers()
 

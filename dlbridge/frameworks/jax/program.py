@@ -86,7 +86,11 @@ class Program:
 
     def __call__(self, *operands: Any) -> Any:
         """Run, or trace, the kernel; return as the user sees it: bare, a tuple, or None."""
+        # JAX traces the transpose of what is jitted, where a vjp could not read an extent.
+        is_traced = any(isinstance(each, jax.core.Tracer) for each in operands)
         try:
+            if is_traced and _says_extents(self.kernel):
+                return self._outermost(*operands)
             return self.jitted(*operands)
         except not_from_handler(TypeError) as error:
             if _NO_FORWARD_MODE in str(error) and self.kernel.jvp is None:
@@ -202,14 +206,15 @@ _LOW = 0 if sys.byteorder == "little" else 1
 
 def _extents(kernel: Kernel) -> tuple[int, ...]:
     """Return the places of the results in which the kernel says extents, if JAX has no int64."""
-    whole = kernel.whole
-    if (
-        whole is None
-        or whole.counted is None
-        or jax.dtypes.canonicalize_dtype(np.int64) == np.int64
-    ):
+    if not _says_extents(kernel) or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
         return ()
-    return tuple(sorted({place for place in whole.counted.places if place >= 0}))
+    places = kernel.whole.counted.places  # type: ignore[union-attr]
+    return tuple(sorted({place for place in places if place >= 0}))
+
+
+def _says_extents(kernel: Kernel) -> bool:
+    """Return whether results have the bound of a size that the kernel says."""
+    return kernel.whole is not None and kernel.whole.counted is not None
 
 
 def describe(kernel: Kernel, array: Any) -> Described:
