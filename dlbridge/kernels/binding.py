@@ -682,8 +682,9 @@ def explain(
         assert schema is not None
         return outside(name, schema.part(index).name, count, place)
     if reason in FINDINGS:
-        is_result = schema is not None and index >= len(schema.tensors)
-        owner = f"{name}: {'result' if is_result else 'argument'} {_place(schema, index)!r}"
+        owner = f"{name}: argument {_place(schema, index)!r}"
+        if schema is not None and index >= len(schema.tensors):
+            owner = f"{name}: result {schema.part(index).name!r}"
         found = debugging.describe_finding(reason, got.shape or (), count, place)
         return KernelDefectError(reason, f"{owner}, {got.text()}: {found}")
     expected = "a tensor" if schema is None else schema.part(index).expected()

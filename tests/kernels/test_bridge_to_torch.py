@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+from collections import deque
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -452,6 +455,28 @@ def test_transforms_inside_of_a_compiled_program(transform):
 def test_an_exported_program_runs_in_its_process(strict):
     module, expected = pair()
     close(torch.export.export(module, (X,), strict=strict).module()(X), expected(X))
+
+
+def test_an_exported_program_outlives_the_module():
+    module, expected = pair()
+    wanted = expected(X)
+    exported = torch.export.export(module, (X,)).module()
+    del module, expected
+    gc.collect()
+    close(exported(X), wanted)
+
+
+def test_the_programs_of_a_module_go_with_it(monkeypatch):
+    layers = pytest.importorskip("dlbridge.frameworks.torch.layers")
+    monkeypatch.setattr(layers, "_LAST", deque(maxlen=1))
+    module = bridged()
+    torch.vmap(torch.func.grad(lambda x, module=module: module(x).sum()))(SEVERAL)
+    programs = [ref(call.program) for call in module._signatures._found.values()]
+    assert programs
+    del module
+    torch.vmap(bridged())(SEVERAL)  # whose program is the last
+    gc.collect()
+    assert [each() for each in programs] == [None] * len(programs)
 
 
 def test_the_operator_of_another_process_is_refused_by_name():

@@ -458,3 +458,16 @@ def test_the_error_can_be_pickled() -> None:
     error = KernelDefectError("nan", "a::f: result 'out': 2 of 3 elements are NaN")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.reason, str(copy)) == (KernelDefectError, "nan", str(error))
+
+
+@pytest.mark.parametrize(
+    ("results", "name"),
+    [("(f32[n], f32[n])", "out_1"), ("(low: f32[n], high: f32[n])", "high")],
+)
+def test_one_of_several_results_is_reported_by_its_name(results, name):
+    def half(x, out):
+        out[0][:] = x
+
+    kernel = dlbridge.wrap(half, f"debugged::half(x: f32[n]) -> {results}", abi="python:numpy")
+    with dlbridge.debug_kernels(), pytest.raises(KernelDefectError, match=f"result '{name}', f32"):
+        kernel(np.ones(64, np.float32))

@@ -12,12 +12,13 @@ transforms it is the operator `torch.ops.dlbridge_bridge.run`, with a program by
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from itertools import count, zip_longest
 from operator import index
 from typing import Any, NamedTuple, NoReturn
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 from torch.autograd import forward_ad
@@ -416,28 +417,48 @@ def _spread(linear: Any, gradients: Sequence[Any]) -> list[Any]:
 # Compiled code that torch keeps on disk has these numbers: no two processes have the same.
 _numbers = count(secrets.randbits(40) << 20)
 _BY_NUMBER: WeakValueDictionary[int, _Signatures] = WeakValueDictionary()
-_PROGRAMS: dict[int, Any] = {}  # kept until the process ends: compiled graphs have the number
-_NUMBERS: dict[int, int] = {}
+
+
+class _Numbered:
+    """A program, or its linearization for operands at the places `needs`, without keeping it."""
+
+    __slots__ = ("__weakref__", "needs", "number", "owner")
+
+    def __init__(self, owner: Program, needs: tuple[int, ...] | None) -> None:
+        self.number = next(_numbers)
+        self.owner = ref(owner)
+        self.needs = needs
+
+
+# A module keeps its programs. A graph has no more than a number: programs of modules that are gone
+# stay as long as they are among the last to be numbered.
+_ENTRIES: WeakValueDictionary[int, _Numbered] = WeakValueDictionary()
+_NUMBERS: WeakKeyDictionary[Program, dict[Any, _Numbered]] = WeakKeyDictionary()
+_LAST: deque[Program] = deque(maxlen=1024)
 
 
 def _numbered(program: Any) -> int:
     """Return the number of a program or a linearization for the operator."""
-    number = _NUMBERS.get(id(program))
-    if number is None:
-        number = _NUMBERS[id(program)] = next(_numbers)
-        _PROGRAMS[number] = program
-    return number
+    owner, needs = program, None
+    if hasattr(program, "forward"):
+        owner, needs = program.program, program.needs
+    entry = _NUMBERS.setdefault(owner, {}).setdefault(needs, _Numbered(owner, needs))
+    if entry.number not in _ENTRIES:
+        _ENTRIES[entry.number] = entry
+        _LAST.append(owner)
+    return entry.number
 
 
 def _program(number: int) -> Any:
     """Return what a number stands for."""
-    found = _PROGRAMS.get(number)
-    if found is None:
+    entry = _ENTRIES.get(number)
+    owner = None if entry is None else entry.owner()
+    if entry is None or owner is None:
         raise ArgumentError(
-            "dlbridge_bridge::run: the graph is of another process, where dlbridge.bridge made its "
-            "functions; export or compile the module again here"
+            "dlbridge_bridge::run: the graph is of another process, or of a module that is long "
+            "gone; export or compile a module again that dlbridge.bridge made here"
         )
-    return found
+    return owner if entry.needs is None else owner.linearization(entry.needs)
 
 
 def _forward_of(number: int) -> Program:
