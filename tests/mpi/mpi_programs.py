@@ -1170,9 +1170,8 @@ def rows_are_reduced_as_the_whole() -> None:
                 row = (mpi.reduce_scatter(x) if is_here
                        else by_python.ireduce_scatter(x).wait())  # fmt: skip
                 check(row, x[rank] * size)
-    assert (
-        QUICK.reduce_scatter(np.ones((size, 200000)), "mean", None, "reduce_scatter") is not False
-    )
+    made = QUICK.reduce_scatter(np.ones((size, 200000)), "mean", None, "reduce_scatter")
+    assert made is not False
     refused(ArgumentError, "nothing was exchanged", mpi.reduce_scatter,
             np.ones((size, 5000 + rank)))  # fmt: skip
 
