@@ -1092,6 +1092,7 @@ class Peers:
         highest_tag: int,
         any_tag: int,
         direct: bool = True,
+        near: bool = True,
     ) -> Self: ...
     def next_payload(self) -> int: ...
     turns: int

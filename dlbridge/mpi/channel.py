@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
+
+import numpy as np
 
 from dlbridge import registry
 from dlbridge._core import native
@@ -41,10 +47,11 @@ class Channel:
         rank, size: of this process in it, and its number of processes.
         everybody: its ranks in the job.
         peers: its processes, for C.
+        is_near: whether all of them are on this host.
         quick: the calls that C makes over it.
     """
 
-    def __init__(self, engine: Engine, comm: Any, copies: Sequence[Any]) -> None:
+    def __init__(self, engine: Engine, comm: Any, copies: Sequence[Any], is_near: bool) -> None:
         self.engine = engine
         self.mpi: Any = engine.job.mpi
         self.collective, self.messages = copies
@@ -65,7 +72,9 @@ class Channel:
             self.highest_tag,
             self.mpi.ANY_TAG,
             self.size <= MOST_DIRECT,
+            is_near,
         )
+        self.is_near = is_near
         self.quick = quick.UNKNOWN
         self._queue: deque[Operation] = deque()
         engine.job.watched.append(self.messages)
@@ -130,6 +139,55 @@ _COPIES = 2
 _MAKING = registry.lock()
 
 
+class _Making:
+    """What is made of a communicator, one after the other: copies, then who is on which host.
+
+    Attributes:
+        copies: those that are complete.
+    """
+
+    def __init__(self) -> None:
+        self.copies: list[Any] = []
+        self._next: Any = None  # a copy, or what ranks say of their hosts
+        self._request: Any = None
+        self._is_complete = False
+
+    def advance(self, mpi: Any, comm: Any) -> bool:
+        """Go on; return whether all is there."""
+        if self._request is not None:
+            if not self._request.Test():
+                return False
+            self._request = None
+            if len(self.copies) == _COPIES:
+                self._is_complete = True
+            else:
+                self.copies.append(self._next)
+        if self._is_complete:
+            return True
+        if len(self.copies) < _COPIES:
+            self._next, self._request = comm.Idup()
+            return False
+        self._next = np.empty((comm.Get_size(), _HOST.size), np.uint8)
+        self._request = self.copies[0].Iallgather([_HOST, mpi.BYTE], [self._next, mpi.BYTE])
+        return False
+
+    @property
+    def is_near(self) -> bool:
+        """Whether all ranks are on this host."""
+        return bool((self._next == _HOST).all())
+
+
+def _host() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return 16 bytes that differ between hosts."""
+    name = os.uname().nodename
+    with suppress(OSError):
+        name += Path("/proc/sys/kernel/random/boot_id").read_text()
+    return np.frombuffer(blake2b(name.encode(), digest_size=16).digest(), np.uint8)
+
+
+_HOST = _host()
+
+
 def _go_on_making(running: Engine, comm: Any) -> Channel | None:
     """Return the channel of a communicator, None: its copies are not complete.
 
@@ -144,28 +202,23 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
         found: Channel | None = comm.Get_attr(_KEYS[0])
         if found is not None:
             return found
-        copies: list[Any] | None = comm.Get_attr(_KEYS[1])
-        if copies is None:
+        making: _Making | None = comm.Get_attr(_KEYS[1])
+        if making is None:
             running.free_unused()
-            comm.Set_attr(_KEYS[1], copies := [])
-        made = copies[:-1]  # what is known to be complete
+            comm.Set_attr(_KEYS[1], making := _Making())
         try:
-            if copies and not copies[-1][1].Test():
-                return None
-            made = list(copies)
-            if len(copies) < _COPIES:
-                copies.append(comm.Idup())  # and the request
+            if not making.advance(mpi, comm):
                 return None
         except mpi.Exception as error:
             comm.Delete_attr(_KEYS[1])
-            for copy, _ in made:
+            for copy in making.copies:
                 copy.Free()
             raise MPIError(
                 f"mpi: MPI has no more communicators, of which dlbridge needs {_COPIES} for each "
                 "that it is given; call Free() of those that are not needed, on all their ranks, "
                 f"and make the call again ({error})"
             ) from error
-        found = Channel(running, comm, [copy for copy, _ in copies])
+        found = Channel(running, comm, making.copies, making.is_near)
         comm.Set_attr(_KEYS[0], found)
         if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
             of = None if comm == mpi.COMM_WORLD else found

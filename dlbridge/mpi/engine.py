@@ -24,8 +24,9 @@ from dlbridge.errors import ArgumentError, DLBridgeError, MPIError, MPITimeoutEr
 from dlbridge.mpi.job import Job, Nap, end_together, named
 from dlbridge.signals import not_from_handler
 
-_SPIN = 50e-6  # seconds of yielding before a wait sleeps,
-_PER_BYTE = 5e-10  # and so much more for each byte that is on its way
+# Seconds of yielding before a wait sleeps, and so many more for each byte that is on its way:
+# within a host, and between hosts. As in _core/mpi/quick.c.
+_NEAR, _FAR = (50e-6, 5e-10), (300e-6, 2e-9)
 LOOK = 0.01  # seconds after which a wait looks who has left,
 _DEFERRED = 0.001  # and after which it sees an interrupt
 _OTHERS = 16  # operations that go on between two looks at the one that is waited for,
@@ -260,7 +261,9 @@ class Engine:
     def _wait(self, operation: Operation, end: float) -> bool:
         if self.test(operation):
             return True
-        nap = Nap(_SPIN + operation.nbytes * _PER_BYTE)
+        is_near = operation.channel is None or operation.channel.is_near
+        seconds, per_byte = _NEAR if is_near else _FAR
+        nap = Nap(seconds + operation.nbytes * per_byte)
         next_look = time.monotonic() + LOOK
         while not operation.done:
             has_slept = native.defer_signals(self._wait_a_while, operation, nap)
@@ -392,8 +395,9 @@ class Request(native.Begun):
             timeout: seconds after which it gives up waiting; the call stays under way, and may be
                 waited for again. None: it does not.
 
-        The GIL is released; after 50 microseconds (more for large tensors) the thread sleeps 20 to
-        200 microseconds between tests. Ctrl-C interrupts the wait, not the call.
+        The GIL is released; after 50 microseconds (300 between hosts, more for large tensors) the
+        thread sleeps 20 to 200 microseconds between tests. Ctrl-C interrupts the wait, not the
+        call.
 
         Raises:
             DLBridgeError: as the blocking form.

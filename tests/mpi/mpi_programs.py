@@ -2597,6 +2597,11 @@ def non_blocking() -> None:
     finish()
 
 
+def is_far() -> bool:
+    """Return whether ranks are on several hosts, as the names of these say."""
+    return len(set(engine().job.mpi.COMM_WORLD.allgather(os.uname().nodename))) > 1
+
+
 def communicators() -> None:
     from mpi4py import MPI
 
@@ -2607,6 +2612,7 @@ def communicators() -> None:
     assert members[mpi.rank(pair)] == rank
     assert mpi.allgather(np.asarray(rank), comm=pair).tolist() == members
     assert mpi.bcast(np.asarray(rank), comm=pair) == members[0]
+    assert channel("", pair).is_near == channel("").is_near == (not is_far())
     calls_by_c_over(pair, members)
     pair.Free()
     refused(UnsupportedTypeError, "comm must be", mpi.allreduce, np.ones(2), comm=pair)
@@ -2627,6 +2633,8 @@ def communicators() -> None:
             assert (copy == MPI.COMM_NULL) != is_under_way
         assert (watched == before) != is_under_way
         check(request.wait(), np.full(50000, float(size)))
+        assert copies_.collective == copies_.messages == MPI.COMM_NULL
+        assert watched == before
 
 
 def calls_by_c_over(comm: Any, members: Sequence[int]) -> None:

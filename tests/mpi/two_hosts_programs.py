@@ -14,6 +14,8 @@ from measuring import pause
 import dlbridge.graph as tf
 from dlbridge import mpi
 from dlbridge.errors import MPITimeoutError
+from dlbridge.mpi.channel import channel
+from dlbridge.mpi.engine import engine
 
 SERVER: Any = None
 
@@ -42,6 +44,8 @@ def values(_: Path) -> None:
         np.testing.assert_array_equal(mpi.sendrecv(x + rank, 1 - rank, 1 - rank), x + 1 - rank)
         np.testing.assert_array_equal(mpi.allgather(x + rank), np.stack([x, x + 1]))
         np.testing.assert_array_equal(mpi.bcast(x if rank == 0 else None), x)
+    assert not channel("").is_near  # waits are longer
+    assert channel("", engine().job.mpi.COMM_SELF).is_near
     assert not SERVER.near, "no memory is shared across namespaces of processes"
     assert not any(SERVER.transport.arena())
     for count in (2, 1 << 20):

@@ -120,13 +120,14 @@ bool dlb_is_member(const dlb_peers *peers) {
 static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"library", "collective", "messages", "payloads",
                             "byte",    "rank",       "size",     "highest_tag",
-                            "any_tag", "direct",     NULL};
+                            "any_tag", "direct",     "near",     NULL};
     const char *library;
     unsigned long long collective, messages, payloads, byte;
-    int rank, size, highest_tag, any_tag, is_direct = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKKiiii|p:Peers", names, &library,
-                                     &collective, &messages, &payloads, &byte, &rank,
-                                     &size, &highest_tag, &any_tag, &is_direct))
+    int rank, size, highest_tag, any_tag, is_direct = 1, is_near = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sKKKKiiii|pp:Peers", names,
+                                     &library, &collective, &messages, &payloads, &byte,
+                                     &rank, &size, &highest_tag, &any_tag, &is_direct,
+                                     &is_near))
         return NULL;
     if (size < 1 || rank < 0 || rank >= size || highest_tag < 3)
         return PyErr_Format(PyExc_ValueError,
@@ -150,6 +151,7 @@ static PyObject *new_peers(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->highest_tag = highest_tag;
     self->any_tag = any_tag;
     self->is_direct = is_direct;
+    self->is_near = is_near;
     self->generation = atomic_load(&generation);
     return (PyObject *)self;
 }
@@ -210,9 +212,9 @@ static PyGetSetDef peers_fields[] = {
 
 PyTypeObject dlb_PeersType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Peers",
-    .tp_doc =
-        "Peers(library, collective, messages, payloads, byte, rank, size, "
-        "highest_tag, any_tag, direct=True)\n--\n\nThe processes of a communicator.",
+    .tp_doc = "Peers(library, collective, messages, payloads, byte, rank, size, "
+              "highest_tag, any_tag, direct=True, near=True)\n--\n\nThe processes of a "
+              "communicator.",
     .tp_basicsize = sizeof(dlb_peers),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = peers_methods,

@@ -50,8 +50,9 @@ typedef struct {
     _Atomic uint32_t tags[3]; /* so many were given out, by dlb_tag_use */
     _Atomic int turns;        /* collectives of Python that have yet to be posted */
     int generation;           /* of the process that made them, see dlb_is_member */
-    bool
-        is_direct; /* copies go from rank to rank; MPI needs fewer messages with many */
+    /* Copies go from rank to rank; MPI needs fewer messages with many. */
+    bool is_direct;
+    bool is_near; /* all are on this host: messages take microseconds */
 } dlb_peers;
 
 /* Whether this process is one of them: not a child that was forked from one. */

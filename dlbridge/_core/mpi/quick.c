@@ -26,11 +26,9 @@ enum {
     OTHERS = 16,    /* messages that go on meanwhile */
     TOGETHER = 256, /* messages that are waited for between two looks at signals */
 };
-#define AWAKE 50e-6    /* seconds of yielding before Python waits, */
-#define PER_BYTE 5e-10 /* so much more for each byte that is on its way, */
-#define LONGEST 10e-3  /* and at most in total, since nobody looks at signals */
-#define PATIENCE 1.0   /* seconds in which memory may be short */
-#define ASIDE 1e-3     /* seconds after which what is under way in Python goes on */
+#define LONGEST 10e-3 /* seconds of yielding, at most: nobody looks at signals */
+#define PATIENCE 1.0  /* seconds in which memory may be short */
+#define ASIDE 1e-3    /* seconds after which what is under way in Python goes on */
 
 /* ---- Posted: a message under way ---- */
 
@@ -379,14 +377,21 @@ static dlb_peers *open_peers(quick *self) {
     return NULL;
 }
 
+/* Seconds for which a wait yields the processor before Python waits. */
+static double patience(const dlb_peers *over, size_t nbytes) {
+    double awake =
+        over->is_near ? 50e-6 + 5e-10 * (double)nbytes : 300e-6 + 2e-9 * (double)nbytes;
+    return awake < LONGEST ? awake : LONGEST;
+}
+
 /* Wait for a short while: 1, it is complete; 0, Python waits for it; -1. */
-static int wait_shortly(int (*advance)(void *), void *what, size_t nbytes) {
+static int wait_shortly(int (*advance)(void *), void *what, const dlb_peers *over,
+                        size_t nbytes) {
     int done;
     for (int i = 0; i < SPINS; i++)
         if ((done = advance(what)) != 0)
             return done;
-    double awake = AWAKE + PER_BYTE * (double)nbytes;
-    double until = now() + (awake < LONGEST ? awake : LONGEST);
+    double until = now() + patience(over, nbytes);
     do {
         Py_BEGIN_ALLOW_THREADS;
         sched_yield();
@@ -876,7 +881,7 @@ static PyObject *make_call(const caller *by, dlb_peers *over, const char *name,
         return decline();
     int done;
     do
-        done = wait_shortly(advance_call, &made, made.awaited);
+        done = wait_shortly(advance_call, &made, over, made.awaited);
     while (done == NEXT);
     PyObject *result = NULL;
     if (done == 0 || done == ODD)
@@ -1135,7 +1140,7 @@ static PyObject *reduce_tensors(const caller *by, dlb_peers *over, dlb_tree_plan
             PyErr_Clear(); /* Python reports it to all ranks */
         return decline();
     }
-    int done = wait_shortly(advance_tree, ballot, dlb_tree_nbytes(plan));
+    int done = wait_shortly(advance_tree, ballot, over, dlb_tree_nbytes(plan));
     PyObject *result = NULL;
     if (done == 0 || (done > 0 && !dlb_tree_ballot_agreed(ballot))) {
         PyObject *none = resume(by, "allreduce of a tree", ballot, args, 0);
@@ -1658,7 +1663,7 @@ static PyObject *quick_send(const caller *by, dlb_peers *over, PyObject *const *
     if (message == NULL)
         return decline();
     PyObject *result = NULL;
-    int sent = wait_shortly(advance_message, message, message->nbytes);
+    int sent = wait_shortly(advance_message, message, over, message->nbytes);
     if (sent > 0)
         result = Py_NewRef(Py_None);
     else if (sent == 0)
@@ -1708,7 +1713,7 @@ static int receive_contents(posted *message, dlb_view *view, bool is_new,
     }
     if (post_contents(message, view->buffer, data, nbytes, number) < 0)
         return -1;
-    return wait_shortly(advance_message, message, nbytes);
+    return wait_shortly(advance_message, message, message->over, nbytes);
 }
 
 /* What a receive needs besides its message. */
@@ -1748,7 +1753,7 @@ static int receive(posted *message, receiver *to, PyObject **result) {
     uint32_t number;
     dlb_view made;
     source *into = to->out == Py_None ? NULL : &to->into;
-    int came = wait_shortly(advance_message, message, 0);
+    int came = wait_shortly(advance_message, message, message->over, 0);
     if (came < 0)
         return -1;
     if (came == 0 || !read_message(message, &said, &number) ||
@@ -1826,7 +1831,7 @@ quick_sendrecv(const caller *by, dlb_peers *over, PyObject *const *args,
     if (post_head(received, to.tag) < 0)
         goto done;
     int came = receive(received, &to, &result);
-    int gone = came < 0 ? -1 : wait_shortly(advance_message, sent, sent->nbytes);
+    int gone = came < 0 ? -1 : wait_shortly(advance_message, sent, over, sent->nbytes);
     if (gone < 0)
         Py_CLEAR(result);
     else if (came == 0 || gone == 0)
@@ -2114,14 +2119,21 @@ static int advance_for_wait(void *object) {
     return done == 0 && is_one_of_many ? advance_some(1) : done;
 }
 
+/* The peers may go with the call. */
+static int wait_here(begun *self, size_t nbytes) {
+    dlb_peers *over = (dlb_peers *)Py_NewRef(peers_of(self));
+    int done = wait_shortly(advance_for_wait, self, over, nbytes);
+    Py_DECREF(over);
+    return done;
+}
+
 /* Whether it is over; 0: Python waits for it; -1. `waits`: for a short while. */
 static int finish(begun *self, bool waits) {
     int done = 1;
     if (is_here(self)) {
         size_t nbytes =
             self->call != NULL ? self->call->awaited : self->message->nbytes;
-        done =
-            waits ? wait_shortly(advance_for_wait, self, nbytes) : advance_begun(self);
+        done = waits ? wait_here(self, nbytes) : advance_begun(self);
     }
     if (done == 0 && is_here(self))
         done = hand_over(self);
