@@ -82,8 +82,9 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         *_bars_of_reductions(rows),
         *_bars_of_jax(rows),
         *[
-            Bar(f"allreduce of a tree, {name}", us["tree"] / us["flat"], 1.1, "x a flat one")
+            Bar(f"allreduce of a tree, {name}, {way}", us[way] / us["flat"], 1.1, "x a flat one")
             for name, us in trees.items()
+            for way in ("tree", "parts")
         ],
         Bar(f"{hops.RANKS} ranks, a hop, median", hop["median"], 300, "us"),
         *[
@@ -129,11 +130,13 @@ def _show_calls(rows: list[dict[str, Any]]) -> None:
 
 def _show_trees(trees: dict[str, dict[str, float]]) -> None:
     print("allreduce of a list of tensors of NumPy, and of as many bytes in one\n")
+    ways = {"tree": "the list", "parts": "of parts of the one", "in place": "out=, in place"}
     lines = [
-        [name, f"{us['flat']:,.0f}", f"{us['tree']:,.0f} ({us['tree'] / us['flat']:.2f} x)"]
+        [name, f"{us['flat']:,.0f}"]
+        + [f"{us[way]:,.0f} ({us[way] / us['flat']:.2f} x)" for way in ways]
         for name, us in trees.items()
     ]
-    print(render(["tensors", "one", "the list"], lines))
+    print(render(["tensors", "one", *ways.values()], lines))
     print()
 
 
@@ -413,12 +416,24 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
 
 
 def tree(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], object]]:
-    """Return an allreduce of tensors of these shapes, and one of as many elements."""
+    """Return an allreduce of tensors of these shapes, and one of as many elements.
+
+    "parts" are tensors in the memory of that one: what others cost more is their own memory.
+    """
     from dlbridge import mpi
 
     tensors = [np.ones(shape, np.float32) for shape in shapes]
     flat = np.ones(sum(each.size for each in tensors), np.float32)
-    return {"flat": partial(mpi.allreduce, flat), "tree": partial(mpi.allreduce, tensors)}
+    ends = np.cumsum([each.size for each in tensors])
+    parts = [
+        part.reshape(x.shape) for part, x in zip(np.split(flat, ends[:-1]), tensors, strict=True)
+    ]
+    return {
+        "flat": partial(mpi.allreduce, flat),
+        "tree": partial(mpi.allreduce, tensors),
+        "parts": partial(mpi.allreduce, parts),
+        "in place": partial(mpi.allreduce, tensors, "max", out=tensors),
+    }
 
 
 def echoes(nbytes: int) -> dict[str, Callable[[], object]]:
