@@ -23,10 +23,32 @@ bool dlb_torch_has_functions(void) {
     return is_open;
 }
 
-const void *dlb_torch_query_impl(PyObject *x) {
+/* The descriptor of Tensor._cdata, for good, or NULL: to look the attribute up takes as
+ * long as to read it. */
+static _Atomic(PyGetSetDescrObject *) cdata;
+
+static void find_cdata(PyTypeObject *tensor_type) {
+    PyObject *found = PyObject_GetAttrString((PyObject *)tensor_type, "_cdata");
+    PyGetSetDescrObject *none = NULL;
+    bool is_read = found != NULL && Py_IS_TYPE(found, &PyGetSetDescr_Type) &&
+                   ((PyGetSetDescrObject *)found)->d_getset->get != NULL;
+    if (!is_read ||
+        !atomic_compare_exchange_strong(&cdata, &none, (PyGetSetDescrObject *)found))
+        Py_XDECREF(found);
+    PyErr_Clear();
+}
+
+static PyObject *read_cdata(PyObject *x) {
     static _Atomic(PyObject *) kept;
+    PyGetSetDescrObject *known = atomic_load_explicit(&cdata, memory_order_acquire);
+    if (known != NULL && PyObject_TypeCheck(x, PyDescr_TYPE(known)))
+        return known->d_getset->get(x, known->d_getset->closure);
     PyObject *name = dlb_kept_name(&kept, "_cdata");
-    PyObject *address = name ? PyObject_GetAttr(x, name) : NULL;
+    return name ? PyObject_GetAttr(x, name) : NULL;
+}
+
+const void *dlb_torch_query_impl(PyObject *x) {
+    PyObject *address = read_cdata(x);
     const void *impl = address ? PyLong_AsVoidPtr(address) : NULL;
     Py_XDECREF(address);
     if (impl == NULL && !PyErr_Occurred())
@@ -110,6 +132,7 @@ static PyObject *open_functions(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "ssO:torch_functions_open", &cpu_path, &c10_path,
                           &sample))
         return NULL;
+    find_cdata(Py_TYPE(sample));
     void *library = dlopen(cpu_path, RTLD_LAZY | RTLD_NOLOAD);
     void *found = library ? dlsym(library, functional_symbol) : NULL;
     memcpy(&is_functional, &found, sizeof found);
