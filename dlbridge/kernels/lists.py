@@ -28,7 +28,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 from dlbridge.kernels import binding, gradients
 from dlbridge.kernels.gradients import Automatic, Derivative, Jvp, Rule, Vjp
-from dlbridge.kernels.kinds import Function, read_signature
+from dlbridge.kernels.kinds import Function, c_call, read_signature
 from dlbridge.kernels.kinds.raw import raw_caller
 from dlbridge.kernels.schema import (
     Flat,
@@ -339,6 +339,8 @@ def _flat_function(function: Function, flat: Flat) -> Function:
     """Return the function as it is called with all tensors in a row."""
     if function.framework is not None:
         return dataclasses.replace(function, callable=_grouping(function.callable, flat))
+    if function.is_raw and c_call.target(function.abi, flat.whole, flat) is not None:
+        return dataclasses.replace(function, flat=flat)
     if function.is_raw:
         caller = raw_caller(function.address, function.abi, flat.whole)
         return dataclasses.replace(

@@ -161,13 +161,100 @@ def test_arguments_go_into_registers_and_onto_the_stack() -> None:
         assert call() == expected
 
 
-def test_the_core_calls_functions_of_numbers_and_python_those_of_texts() -> None:
+def target_of(kernel) -> str:
+    functions, launch = kernel.functions, kernel.recipe.launch
+    (target,) = make_targets(kernel.name, functions, kernel.schema, launch)
+    return target[1]
+
+
+def test_the_core_calls_functions_of_numbers_texts_dtypes_and_lists() -> None:
     kernel = wrap(axpy, AXPY.replace("axpy", "in_c"), abi=AXPY_C)
-    (target,) = make_targets("in_c", kernel.functions, kernel.schema, kernel.recipe.launch)
-    assert target[1] == "c"
-    text = wrap(axpy, "raw::text(x!: f32[n], *, s: str)", abi="void(float *x, const char *s)")
-    (target,) = make_targets("text", text.functions, text.schema, text.recipe.launch)
-    assert target[1] == "python"
+    assert target_of(kernel) == "c"
+    for kind, passed in (
+        ("str", "const char *s"),
+        ("dtype", "DLDataType s"),
+        ("int[]", "const int64_t *s, uint8_t s_count"),
+        ("float[2]", "const double *s"),
+    ):
+        schema = f"raw::takes(x!: f32[n], *, s: {kind})"
+        assert target_of(wrap(axpy, schema, abi=f"void(float *x, {passed})")) == "c"
+
+
+LISTS = """
+#include <string.h>
+#include "dlbridge_kernel.h"
+
+void mix(const double *const *xs, int64_t n, const char *how, const int64_t *powers,
+         int16_t powers_count, DLDataType to, const double *offset, double *const *out, int64_t k,
+         double *total) {
+    double sum = 0;
+    for (int64_t i = 0; i < k; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double value = xs[i][j] + (offset ? *offset : 0);
+            for (int16_t p = 0; p < powers_count; p++)
+                value *= strcmp(how, "times") == 0 ? powers[p] : 1;
+            out[i][j] = value + to.bits;
+            sum += out[i][j];
+        }
+    if (total)
+        *total = sum;
+}
+"""
+MIX = (
+    "void(const double *const *xs, int64_t n, const char *how, const int64_t *powers, "
+    "int16_t powers_count, DLDataType to, const double *offset, double *const *out, int64_t k, "
+    "double *total)"
+)
+
+
+@pytest.fixture(scope="module")
+def mix():
+    return compile_c(
+        LISTS,
+        "mix",
+        "raw::mix(xs: f64[n][k], offset: f64[]? = None, *, how: str = 'times', powers: int[] = [2],"
+        " to: dtype = f32, total: bool = False) -> (out: f64[n][k], sum: f64[]? if total)",
+        abi=MIX.replace("double *total", "double *sum"),
+    )
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_lists_texts_dtypes_and_optional_results_in_one_call(mix, framework, name) -> None:
+    if name == "jax":
+        framework("jax").config.update("jax_enable_x64", True)
+    framework(name)
+    try:
+        for count in (1, 2, 70):  # of few and of many tensors
+            xs = [dlbridge.convert(np.arange(3.0) + i, name) for i in range(count)]
+            out, total = mix(xs)
+            assert total is None
+            for i, each in enumerate(out):
+                assert np.asarray(each).tolist() == [2 * (j + i) + 32 for j in range(3)]
+            half = dlbridge.convert(np.array(0.5), name)
+            out, total = mix(xs, half, how="plain", powers=[], to="f64", total=True)
+            for i, each in enumerate(out):
+                assert np.asarray(each).tolist() == [j + i + 64.5 for j in range(3)]
+            assert float(total) == sum(float(np.asarray(each).sum()) for each in out)
+        empty = dlbridge.convert(np.zeros(0), name)
+        assert np.asarray(mix([empty])[0][0]).shape == (0,)
+    finally:
+        if name == "jax":
+            framework("jax").config.update("jax_enable_x64", False)
+
+
+def test_the_core_calls_those_for_each_length(mix) -> None:
+    kernel = mix.lists.serving(
+        [[np.zeros(3)] * 2, None], ["times", (2,), dlbridge.DType("f4"), True]
+    )
+    assert target_of(kernel) == "c"
+
+
+def test_a_length_that_its_parameter_cannot_hold_is_named() -> None:
+    schema = "raw::few(xs: f32[n][], y!: f32[n])"
+    kernel = wrap(axpy, schema, abi="void(const float *const *xs, int8_t xs_count, float *y)")
+    x = np.zeros(2, "f")
+    with pytest.raises(ArgumentError, match=r"xs_count is 200, which the kernel's signed integer"):
+        kernel([x] * 200, np.zeros(2, "f"))
 
 
 def test_jit_of_jax_calls_it(framework) -> None:

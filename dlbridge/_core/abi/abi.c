@@ -98,6 +98,7 @@ int dlb_invoke_pointers(const dlb_kernel *kernel, const dlb_target *target,
 
 #define MAX_VALUES 128
 #define MAX_PARAMETERS 192
+#define MAX_ROW 8192 /* tensors of a call, those of all lists */
 #define END INT32_MAX
 
 /* The product of the dimensions start .. stop of a tensor, or a scalar. Dimensions
@@ -114,9 +115,11 @@ typedef struct {
 } value;
 
 typedef struct {
-    char kind; /* 't': the address of tensor `index`; 'v': value `index`; 'i', 'f':
-                  scalar `index`; 'c': `index` itself; 's': stride `dim` of tensor
-                  `index`, in bytes; 'p': the stream */
+    char kind; /* 't': the address of tensor `index`; 'a': that of the addresses of it
+                  and the tensors behind it; 'v': value `index`; 'i', 'f': scalar
+                  `index`, a dtype is an 'i'; 'z': a text; 'l': the address of a list
+                  of numbers, 'n': how many; 'c': `index` itself; 's': stride `dim` of
+                  tensor `index`, in bytes; 'p': the stream */
     bool is_signed;
     uint8_t size; /* in bytes */
     int16_t dim;
@@ -125,7 +128,7 @@ typedef struct {
 } parameter;
 
 typedef struct {
-    int32_t value_count, source_count, parameter_count;
+    int32_t value_count, source_count, parameter_count, tensor_limit;
     value values[MAX_VALUES];
     source sources[MAX_VALUES];
     parameter parameters[MAX_PARAMETERS];
@@ -180,15 +183,24 @@ static bool fits(int64_t value, const parameter *parameter) {
     return value >= 0 && (bits == 64 || value < INT64_C(1) << bits);
 }
 
+static int64_t address_of(const DLTensor *tensor) {
+    return tensor->ndim < 0 ? 0 : (int64_t)tensor->data + (int64_t)tensor->byte_offset;
+}
+
 static int64_t read_integer(const parameter *parameter, const dlb_frame *frame,
                             const int64_t *values) {
     int32_t index = parameter->index;
     switch (parameter->kind) {
     case 't':
-        return frame->tensors[index].ndim < 0
-                   ? 0
-                   : (int64_t)frame->tensors[index].data +
-                         (int64_t)frame->tensors[index].byte_offset;
+        return address_of(&frame->tensors[index]);
+    case 'z':
+        return (int64_t)frame->scalars[index].value.s;
+    case 'l':
+        return frame->scalars[index].kind == DLB_INTS
+                   ? (int64_t)frame->scalars[index].value.list->ints
+                   : (int64_t)frame->scalars[index].value.list->floats;
+    case 'n':
+        return frame->scalars[index].value.list->count;
     case 'v':
         return values[index];
     case 'i':
@@ -216,7 +228,8 @@ static int fill_slot(const dlb_kernel *kernel, const parameter *parameter,
     }
     int64_t value = read_integer(parameter, frame, values);
     memcpy(slot, &value, sizeof value);
-    if (parameter->kind == 't' || fits(value, parameter))
+    bool is_address = strchr("tzl", parameter->kind) != NULL;
+    if (is_address || fits(value, parameter))
         return 0;
     return dlb_frame_fail(frame, DLB_ERROR_VALUE,
                           "%s: %s is %lld, which the kernel's %s integer of %d bits "
@@ -256,7 +269,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *keeps; /* the texts of names */
     int size;        /* bytes of the status that is returned; 0: there is none */
-    bool is_signed;
+    bool is_signed, takes_lists;
     parameters passed;
 } c_call;
 
@@ -309,8 +322,25 @@ static int64_t read_status(const c_call *self, int64_t returned) {
     return self->is_signed ? (int64_t)bits >> unused : (int64_t)(bits >> unused);
 }
 
-int dlb_invoke_c(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame,
-                 dlb_context *context) {
+static int check_layout(const dlb_kernel *kernel, dlb_frame *frame, int32_t index) {
+    const DLTensor *tensor = &frame->tensors[index];
+    return tensor->ndim < 0 || dlb_is_row_major(tensor)
+               ? 0
+               : dlb_frame_refuse(kernel, frame, index, "strides", -1);
+}
+
+/* The addresses of all tensors of a call, of which lists are parts. */
+static int64_t *list_addresses(const dlb_frame *frame, int64_t *room, int32_t count) {
+    int64_t *all = frame->tensor_count < count
+                       ? room
+                       : malloc(((size_t)frame->tensor_count + 1) * sizeof *all);
+    for (int32_t i = 0; all != NULL && i < frame->tensor_count; i++)
+        all[i] = address_of(&frame->tensors[i]);
+    return all;
+}
+
+static int invoke(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame,
+                  dlb_context *context, const int64_t *addresses) {
     const c_call *self = target->user;
     const parameters *passed = &self->passed;
     int64_t values[MAX_VALUES];
@@ -321,11 +351,11 @@ int dlb_invoke_c(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *
     for (int32_t i = 0; i < passed->parameter_count; i++) {
         const parameter *each = &passed->parameters[i];
         uint64_t slot = (uint64_t)(uintptr_t)context->stream;
-        const DLTensor *tensor =
-            each->kind == 't' ? &frame->tensors[each->index] : NULL;
-        if (tensor != NULL && tensor->ndim >= 0 && !dlb_is_row_major(tensor))
-            return dlb_frame_refuse(kernel, frame, each->index, "strides", -1);
-        if (each->kind != 'p' && fill_slot(kernel, each, frame, values, &slot) < 0)
+        if (each->kind == 't' && check_layout(kernel, frame, each->index) < 0)
+            return -1;
+        if (each->kind == 'a')
+            slot = (uint64_t)(uintptr_t)(addresses + each->index);
+        else if (each->kind != 'p' && fill_slot(kernel, each, frame, values, &slot) < 0)
             return -1;
         place_argument(&all, each->kind, &slot); /* there is room, see c_call_new */
     }
@@ -334,6 +364,25 @@ int dlb_invoke_c(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *
                        : dlb_frame_fail(frame, DLB_ERROR_KERNEL,
                                         "%s: the kernel returned status %lld",
                                         kernel->name, (long long)status);
+}
+
+int dlb_invoke_c(const dlb_kernel *kernel, const dlb_target *target, dlb_frame *frame,
+                 dlb_context *context) {
+    const c_call *self = target->user;
+    int64_t room[64], *addresses = NULL;
+    if (self->takes_lists &&
+        (addresses = list_addresses(frame, room,
+                                    (int32_t)(sizeof room / sizeof *room))) == NULL)
+        return dlb_frame_fail(frame, DLB_ERROR_MEMORY, "%s: no memory for %d addresses",
+                              kernel->name, (int)frame->tensor_count);
+    int done = 0;
+    for (int32_t i = 0; self->takes_lists && done == 0 && i < frame->tensor_count; i++)
+        done = check_layout(kernel, frame, i);
+    if (done == 0)
+        done = invoke(kernel, target, frame, context, addresses);
+    if (addresses != room)
+        free(addresses);
+    return done;
 }
 
 /* ==== CUDA functions, as cuLaunchKernel starts them ====
@@ -560,7 +609,7 @@ static int parse_source(parameters *self, PyObject *item) {
     if (!PyArg_ParseTuple(item, "iii;a source", &source->tensor, &source->start,
                           &source->stop))
         return -1;
-    if (source->tensor < -DLB_MAX_SCALARS || source->tensor >= DLB_MAX_TENSORS)
+    if (source->tensor < -DLB_MAX_SCALARS || source->tensor >= self->tensor_limit)
         return refuse("a source is wrong", item);
     self->source_count++;
     return 0;
@@ -585,8 +634,12 @@ static int parse_value(parameters *self, PyObject *item) {
 /* ---- parameters: (name, kind, index, size, is_signed, dim) ---- */
 
 static bool is_within(const parameters *self, const parameter *made) {
-    const int32_t limits[][2] = {{'t', DLB_MAX_TENSORS},
-                                 {'s', DLB_MAX_TENSORS},
+    const int32_t limits[][2] = {{'t', self->tensor_limit},
+                                 {'a', self->tensor_limit},
+                                 {'s', self->tensor_limit},
+                                 {'z', DLB_MAX_SCALARS},
+                                 {'l', DLB_MAX_SCALARS},
+                                 {'n', DLB_MAX_SCALARS},
                                  {'i', DLB_MAX_SCALARS},
                                  {'f', DLB_MAX_SCALARS},
                                  {'v', self->value_count},
@@ -617,7 +670,9 @@ static int parse_parameter(parameters *self, PyObject *item) {
     return 0;
 }
 
-static int parse_parameters(parameters *self, PyObject *values, PyObject *items) {
+static int parse_parameters(parameters *self, PyObject *values, PyObject *items,
+                            int32_t tensor_limit) {
+    self->tensor_limit = tensor_limit;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++)
         if (parse_value(self, PyTuple_GET_ITEM(values, i)) < 0)
             return -1;
@@ -657,7 +712,7 @@ static int parse_all(launch_plan *self, PyObject *values, PyObject *items,
                      PyObject *programs) {
     if (PyTuple_GET_SIZE(programs) != PROGRAMS)
         return refuse("there must be seven expressions", programs);
-    if (parse_parameters(&self->passed, values, items) < 0)
+    if (parse_parameters(&self->passed, values, items, DLB_MAX_TENSORS) < 0)
         return -1;
     for (int i = 0; i < PROGRAMS; i++)
         if (parse_program(self, PyTuple_GET_ITEM(programs, i), i) < 0)
@@ -729,9 +784,12 @@ static PyObject *c_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->size = size;
     self->is_signed = is_signed;
     self->keeps = PyTuple_Pack(2, values, items);
-    if (self->keeps == NULL || parse_parameters(&self->passed, values, items) < 0)
+    if (self->keeps == NULL ||
+        parse_parameters(&self->passed, values, items, MAX_ROW) < 0)
         Py_CLEAR(self);
-    else if (INTEGERS == 0 || !has_room(&self->passed)) {
+    for (int32_t i = 0; self != NULL && i < self->passed.parameter_count; i++)
+        self->takes_lists |= self->passed.parameters[i].kind == 'a';
+    if (self != NULL && (INTEGERS == 0 || !has_room(&self->passed))) {
         Py_CLEAR(self);
         PyErr_SetString(PyExc_NotImplementedError,
                         "CCall: such calls are not known of this processor");

@@ -1,8 +1,8 @@
 """C functions of bare pointers and sizes as targets: how the core calls them without Python.
 
-Their C signature says what their parameters are given, see `raw`. Python calls functions that take
-lists, texts or dtypes, those with more parameters than the core has room for, and all of them on
-processors whose calling convention the core does not know.
+Their C signature says what their parameters are given, see `raw`. Python calls those with more
+parameters than the core has room for, and all of them on processors whose calling convention the
+core does not know.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from __future__ import annotations
 from dlbridge._core import ffi, native
 from dlbridge.kernels.kinds import raw
 from dlbridge.kernels.kinds.slots import Values, encode
-from dlbridge.kernels.schema import Schema, join_parts
+from dlbridge.kernels.schema import Flat, Schema, join_parts
 from dlbridge.signals import not_from_handler
 
 
-def target(text: str, schema: Schema | None) -> native.CCall | None:
+def target(text: str, schema: Schema | None, flat: Flat | None = None) -> native.CCall | None:
     """Return how the core calls a function with this C signature; None if Python has to.
+
+    Args:
+        text: the C signature.
+        schema: that the names in it are of.
+        flat: how many tensors its lists and optional results are, where it has any.
 
     Raises:
         ArgumentError: the text is no C signature, or does not fit the schema.
@@ -25,18 +30,16 @@ def target(text: str, schema: Schema | None) -> native.CCall | None:
     returned, parameters = raw.read_signature(schema, text)
     status = ffi.typeof(returned)
     has_lists = any(part.many is not None for part in join_parts(schema.tensors, schema.results))
-    if has_lists or not (status.kind == "void" or raw.is_integer(status)):
+    if (has_lists and flat is None) or not (status.kind == "void" or raw.is_integer(status)):
         return None
     if any(_is_checked_by_python(schema, parameter) for parameter in parameters):
         return None
-    values = Values(schema)
+    values = Values(schema, () if flat is None else (*flat.counts, *flat.results))
     slots = [encode(schema, values, parameter) for parameter in parameters]
-    if None in slots:
-        return None
     size = 0 if status.kind == "void" else ffi.sizeof(status)
     is_signed = size > 0 and raw.is_signed(status)
     try:
-        return native.CCall(tuple(values.rows), tuple(slots), size, is_signed)  # type: ignore[arg-type]
+        return native.CCall(tuple(values.rows), tuple(slots), size, is_signed)
     except not_from_handler(NotImplementedError):
         return None
 

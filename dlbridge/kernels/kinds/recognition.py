@@ -24,7 +24,7 @@ from dlbridge.exchange.protocol import describe, root_module
 from dlbridge.kernels.kinds import c_call, cuda_launch, python_kernel, raw, triton
 from dlbridge.kernels.kinds.cuda_launch import Compiled, Launch
 from dlbridge.kernels.kinds.python_kernel import FRAMEWORKS
-from dlbridge.kernels.schema import Schema
+from dlbridge.kernels.schema import Flat, Schema
 from dlbridge.registry import canonical_name
 from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
@@ -53,6 +53,7 @@ class Function:
         load: of a GPU kernel that dlbridge launches: takes a device index, returns the address of
             its CUfunction there; else None.
         parameters: of such a kernel: takes schema and `cuda_launch.Values`, returns its parameters.
+        flat: how many tensors lists are, of a function that a C signature with lists is of.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Function:
     name: str = ""
     load: Callable[[int], int] | None = field(default=None, repr=False)
     parameters: Callable[[Any, Any], tuple[Any, ...]] | None = field(default=None, repr=False)
+    flat: Flat | None = field(default=None, repr=False)
 
     @property
     def is_gpu(self) -> bool:
@@ -518,7 +520,8 @@ def _target(
     if function.framework is not None:
         target = python_kernel.target(function.callable, function.framework, schema)
         return "python", None, target
-    called = c_call.target(function.abi, schema)
+    flat = function.flat
+    called = c_call.target(function.abi, schema if flat is None else flat.whole, flat)
     if called is not None:
         return "c", function.address, called
     caller = raw.raw_caller(function.address, function.abi, schema)
