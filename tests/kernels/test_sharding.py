@@ -105,6 +105,9 @@ made = mul(spread(x, Shard(1)), spread(w, Shard(0)), by=2.0)
 check(made, Shard(1), 2 * x * w, (5, columns), (columns,))
 check(total(spread(x[:, 1].contiguous(), Shard(0))), Replicate(), x[:, 1].cumsum(0), (5,))
 
+compiled = torch.compile(lambda x, w: mul(x, w) + 1, fullgraph=True, backend="aot_eager")
+check(compiled(spread(x, Shard(0)), spread(w, Replicate())), Shard(0), x * w + 1, (rows, 3), (3,))
+
 batch = torch.arange(24.0).reshape(2, 3, 4)
 for axis, shape in ((0, (1, 3, 4)), (1, (2, (2, 1)[rank], 4))):
     first, second = moments(spread(batch, Shard(axis)))
