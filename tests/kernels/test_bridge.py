@@ -11,6 +11,7 @@ from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
+functions = pytest.importorskip("dlbridge.frameworks.jax.functions")
 nn = torch.nn
 
 X = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
@@ -82,6 +83,35 @@ def test_arguments_are_in_the_memory_of_jax_during_a_call():
     jax.block_until_ready(jax.jit(function)(params, x))
     expected = [each.unsafe_buffer_pointer() for each in arrays]
     assert expected == SEEN
+
+
+def test_each_of_many_tensors_is_in_the_memory_of_jax():
+    module = nn.Sequential(*[Address() for _ in range(40)])
+    seen = []
+    for part in module:
+        part.register_forward_hook(lambda *_: seen.append(SEEN[0]))
+    function, params = dlbridge.bridge(module, to="jax")
+    jax.block_until_ready(jax.jit(function)(params, jnp.ones(64)))
+    assert seen[-40:] == [each.unsafe_buffer_pointer() for each in params["params"].values()]
+
+
+@pytest.mark.parametrize("alone", [None, 3])
+def test_a_module_of_many_tensors_has_derivatives_of_any_order(alone, monkeypatch):
+    """Also one of so many that the smaller ones travel together."""
+    if alone is not None:
+        monkeypatch.setattr(functions, "_ALONE", alone)
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(9)])
+    function, params = dlbridge.bridge(module, to="jax", batch="batched")
+    found = jax.vmap(jax.hessian(lambda x: (function(params, x) ** 2).sum()))(X)
+    x = torch.from_numpy(X.copy())
+    expected = torch.func.vmap(torch.func.hessian(lambda x: (module(x) ** 2).sum()))(x)
+    close(found, expected, 1e-4)
+    gradients = jax.grad(loss_of(function, params))(params["params"], X)
+    check_gradients(module, gradients)
+    if alone is None:
+        slope = jax.grad(lambda x: (function(params, x) ** 2).sum())
+        curve = jax.grad(lambda x: (slope(x) ** 2).sum())
+        assert jax.grad(lambda x: (curve(x) ** 2).sum())(X).shape == X.shape
 
 
 @pytest.mark.full

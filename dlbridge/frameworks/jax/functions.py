@@ -24,14 +24,16 @@ from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Schema, join_parts
-from dlbridge.kernels.schema.parts import MAX_TENSORS
+from dlbridge.kernels.schema.parts import MAX_CALL_TENSORS
 from dlbridge.kernels.wrap import draft
 from dlbridge.signals import not_from_handler
 
 Form = tuple[tuple[int, ...], DType]
 
 _serial = itertools.count(1)
-_RESULTS = 8  # at most, of a kernel
+# The largest tensors, arguments and results, travel by themselves up to this number: two
+# derivatives of a kernel have four times as many.
+_ALONE = (MAX_CALL_TENSORS - 1) // 8
 
 
 class Module(Protocol):
@@ -195,20 +197,20 @@ def _make_call(module: Module, forms: Sequence[Form], rebuild: Any, is_batched: 
     changed = [place for place in sorted(traced.written) if module.is_buffer(place)]
     names = [*module.parameters, *module.buffers]
     narrow = [(shape, _narrow(dtype)) for shape, dtype in traced.results]
-    made = Packing.within([*narrow, *[forms[place] for place in changed]], _RESULTS)
-    # The kernel of the derivative takes operands, seed and cotangents, and gives gradients.
-    taken = Packing.within(forms, (MAX_TENSORS - 1 - len(made.groups)) // 2)
+    made = Packing.within([*narrow, *[forms[place] for place in changed]], _ALONE)
+    taken = Packing.within(forms, _ALONE)
     arguments = [f"x{number}: {text}" for number, text in enumerate(taken.texts())]
     if traced.is_random:
         arguments.append("seed: uint32[]")
     results = [f"y{number}: {text}" for number, text in enumerate(made.texts())]
     name = re.sub(r"\W", "_", module.name)
-    schema = f"bridge::{name}_{next(_serial)}({', '.join(arguments)}) -> ({', '.join(results)})"
+    schema = _make_schema(f"bridge::{name}_{next(_serial)}", arguments, results)
     may_batch = is_batched and not traced.written and not traced.is_random
     wrap = partial(_wrap, module, may_batch)
     moves = taken.is_floating() and made.is_floating()
     vjp = Automatic(module.arrays, wrap) if moves else None
-    kernel = wrap(module.function(rebuild, traced, taken, made), Schema.parse(schema), vjp=vjp)
+    function = module.function(rebuild, traced, taken, made)
+    kernel = wrap(function, schema, vjp=vjp)
     return _Call(kernel, taken, made, traced, [names[place] for place in changed])
 
 
@@ -244,25 +246,33 @@ def _wrap(
     return draft(schema, abis, dict.fromkeys(module.platforms, function), vjp=vjp, **options)
 
 
+def _make_schema(name: str, arguments: Sequence[str], results: Sequence[str]) -> Schema:
+    """Return the schema of these parts, which may be as many as a call has, as may derivatives."""
+    taken = [Schema.parse(f"bridge::one({each}) -> f32[]").parameters[0] for each in arguments]
+    made = [Schema.parse(f"bridge::one() -> ({each})").results[0] for each in results]
+    namespace, _, name = name.partition("::")
+    return Schema(namespace, name, taken, made, elements=True)
+
+
 def _has_room(schema: Schema) -> bool:
     """Return whether the kernel of the derivative has few enough tensors to be one."""
     dtypes = [part.dtype for part in join_parts(schema.tensors, schema.results)]
     moving = [dtype for dtype in dtypes if dtype is not None and dtype.may_be_floating]
-    return len(schema.tensors) + len(moving) <= MAX_TENSORS
+    return len(schema.tensors) + len(moving) <= MAX_CALL_TENSORS
 
 
 def _batch_schema(schema: Schema, size: int, marks: Sequence[bool]) -> Schema:
     """Return the schema with one more dimension of the arguments marked, and of all results."""
-    text = str(schema)
-    head, _, tail = text.partition("->")
-    flags = iter(marks)
-    wide = re.sub(r"\[(.*?)\]", lambda m: _wider(m[1], size) if next(flags) else m[0], head)
-    named = wide.replace("(", f"_batch{next(_serial)}(", 1)
-    return Schema.parse(f"{named}->" + re.sub(r"\[(.*?)\]", lambda m: _wider(m[1], size), tail))
+    (axis,) = Schema.parse(f"bridge::batch(x: f32[{size}])").tensors[0].dims
 
+    def wider(part: Any) -> Any:
+        return part._replace(dims=(axis, *part.dims))
 
-def _wider(dims: str, size: int) -> str:
-    return f"[{size}, {dims}]" if dims else f"[{size}]"
+    tensors = [
+        wider(part) if mark else part for part, mark in zip(schema.tensors, marks, strict=True)
+    ]
+    named = schema.named(f"{schema.qualified}_batch{next(_serial)}")
+    return named.with_parts(tensors, map(wider, schema.results))
 
 
 # ---- packing -------------------------------------------------------------------------------------
