@@ -505,11 +505,7 @@ static void close_out(const destination *made) {
 /* Allocate memory for a tensor; -1, without an exception, if there is none. */
 static int make_memory(dlb_view *view, DLDataType dtype, int32_t ndim,
                        const int64_t *shape) {
-    *view = (dlb_view){.dl = {.device = {kDLCPU, 0},
-                              .ndim = ndim,
-                              .dtype = dtype,
-                              .shape = (int64_t *)shape},
-                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION}};
+    dlb_view_set_memory(view, NULL, dtype, ndim, shape);
     return dlb_cpu_fill_view(view, 64, false);
 }
 
@@ -750,13 +746,8 @@ static int open_result(call *self, const quick *of, PyObject *out) {
 
 /* A view of the result, with a reference. */
 static void view_result(const call *self, dlb_view *view) {
-    *view = (dlb_view){.dl = {.data = self->data,
-                              .device = {kDLCPU, 0},
-                              .ndim = self->ndim,
-                              .dtype = self->dtype,
-                              .shape = (int64_t *)self->shape},
-                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
-                       .buffer = dlb_buffer_retain(self->memory)};
+    dlb_view_set_memory(view, self->data, self->dtype, self->ndim, self->shape);
+    view->buffer = dlb_buffer_retain(self->memory);
     dlb_view_set_row_major(view);
 }
 

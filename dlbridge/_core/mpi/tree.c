@@ -795,13 +795,8 @@ void dlb_tree_ballot_view(const dlb_tree_ballot *self, Py_ssize_t number,
                           dlb_view *view) {
     const leaf_kind *leaf = &self->plan->leaves[number];
     dlb_tree_leaf place = place_of(self, number);
-    *view = (dlb_view){.dl = {.data = place.data,
-                              .device = {kDLCPU, 0},
-                              .ndim = leaf->ndim,
-                              .dtype = leaf->dtype,
-                              .shape = leaf->shape},
-                       .version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
-                       .buffer = dlb_buffer_retain(place.buffer)};
+    dlb_view_set_memory(view, place.data, leaf->dtype, leaf->ndim, leaf->shape);
+    view->buffer = dlb_buffer_retain(place.buffer);
     dlb_view_set_row_major(view);
 }
 

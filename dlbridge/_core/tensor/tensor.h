@@ -6,6 +6,9 @@
 #include "cuda/cuda.h"
 #include "python/python.h"
 
+#include <stddef.h>
+#include <string.h>
+
 typedef struct {
     DLTensor dl; /* byte_offset 0, strides set; shape and strides live in `scratch` or
                     the buffer */
@@ -18,6 +21,19 @@ typedef struct {
     int64_t scratch[DLB_MAX_NDIM]; /* for the strides; a shape in it stands behind them,
                                       as others may write new strides to its start */
 } dlb_view;
+
+/* Set what describes compact memory of the CPU, and the other fields to 0; not the
+ * scratch, as that takes longer than all else. */
+static inline void dlb_view_set_memory(dlb_view *view, void *data, DLDataType dtype,
+                                       int32_t ndim, const int64_t *shape) {
+    memset(view, 0, offsetof(dlb_view, scratch));
+    view->dl.data = data;
+    view->dl.device = (DLDevice){kDLCPU, 0};
+    view->dl.ndim = ndim;
+    view->dl.dtype = dtype;
+    view->dl.shape = (int64_t *)shape;
+    view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+}
 
 typedef struct {
     PyObject_VAR_HEAD /* Py_SIZE is 2 * ndim */
