@@ -79,6 +79,20 @@ def _end_graph_at_arrays_from_outside(context: Any) -> None:
         context.graph_break(f"reason: {_reason('to_torch')}")
 
 
+def end_graph(text: str) -> None:  # noqa: ARG001  (read by `_end_graph_for_text`)
+    """End the graph that dynamo is making, in code that it traces, for the reason that `text` is.
+
+    Under `fullgraph=True` the error of torch has the text in it, which dynamo of torch 2.6 drops of
+    exceptions.
+    """
+    if _comptime is not None:
+        _comptime(_end_graph_for_text)
+
+
+def _end_graph_for_text(context: Any) -> None:
+    context.graph_break(context.get_local("text").as_python_constant())
+
+
 # Of NumPy's functions that dynamo traces, those whose results are read-only.
 _PROTECTING = frozenset({"broadcast_to", "broadcast_arrays", "diagonal"})
 

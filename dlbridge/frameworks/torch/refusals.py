@@ -2,9 +2,9 @@
 
 Dynamo cannot trace how an exception of ours is made, so that under `fullgraph=True` its own
 complaint would hide the text. So what is known of a call before it runs is compared with the schema
-first, by a function that dynamo calls instead of tracing it. What that refuses is raised as a
-builtin exception, whose text dynamo shows. Without `fullgraph=True` the graph ends there, and the
-call that follows in eager code raises the exception itself.
+first, by a function that dynamo calls instead of tracing it. What that refuses ends the graph with
+the text as the reason, which dynamo shows. Without `fullgraph=True` the call that follows in eager
+code raises the exception itself.
 
 What depends on sizes is left to the operator, whose shapes dynamo computes, with the same texts.
 """
@@ -19,6 +19,7 @@ import torch
 
 from dlbridge.dtype import as_dtype
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.frameworks.torch.compiling import end_graph
 from dlbridge.kernels.kernel import Kernel, is_native_to
 from dlbridge.kernels.schema import Described, Schema
 
@@ -44,6 +45,7 @@ def make_check(kernel: Kernel) -> Check:
         refused = find(*_tell_all(args, kwargs, True))
         if refused is None:
             return
+        end_graph(refused[1])
         if refused[0] == "type":
             raise TypeError(refused[1])
         raise ValueError(refused[1])
