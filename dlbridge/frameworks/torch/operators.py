@@ -49,6 +49,7 @@ from torch import _C
 from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dlbridge import registry
 from dlbridge._core import native
@@ -1133,9 +1134,10 @@ def is_needed(args: Sequence[Any], kwargs: Any) -> bool:
     # but not while a tracer would record the question.
     if _C._len_torch_dispatch_stack() or torch.jit.is_tracing():
         return True
-    return any(
-        isinstance(each, torch.Tensor) and has_tangent(each) for each in (*args, *kwargs.values())
-    )
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+    if any(map(is_traceable_wrapper_subclass, tensors)):  # DTensor of torch 2.6 has no answer
+        return True
+    return any(map(has_tangent, tensors))
 
 
 def _any_of_these(*args: Any, **kwargs: Any) -> bool:
