@@ -43,8 +43,8 @@ def bridge(
     `rng=`, a key of JAX (`jax.random.bits(key, dtype="uint32")` is the seed).
 
     Results are copied into memory of JAX; arguments are shared, except that the smallest of more
-    than about a dozen tensors are passed in one packed copy for each dtype. 64-bit integers are 32
-    bits wide where JAX has none. A backward pass runs the model once more.
+    than 511 tensors are passed in one packed copy for each dtype. 64-bit integers are 32 bits wide
+    where JAX has none. A backward pass runs the model once more.
 
     **`to="torch"`** returns a torch.nn.Module of a function of JAX or TensorFlow, a tf.Module, or
     a model or layer of Keras 3 on TensorFlow. Of a function, `module(*args, **kwargs)` is
