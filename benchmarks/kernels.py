@@ -437,7 +437,7 @@ def make_jax_chains(pair: dlbridge.Kernel) -> dict[str, Any]:
             "benchmark::python(x: f32[n], y: f32[n]) -> f32[n]",
             abi="python:torch",
         )
-    if find_spec("jax_tvm_ffi") and find_spec("tvm_ffi"):
+    if find_spec("jax_tvm_ffi") and find_spec("tvm_ffi") and hasattr(jax, "ffi"):
         import jax_tvm_ffi
 
         jax_tvm_ffi.register_ffi_target("benchmark_noop", load_tvm_noop(), platform="cpu")

@@ -212,7 +212,8 @@ def make_jax_names(names: dict[str, Any]) -> dict[str, Any]:
 
         jax.make_jaxpr(chain)(like, like)
 
-    return {
+    has_ffi = hasattr(jax, "ffi")  # from 0.4.36
+    return ({"ffi_call": jax.ffi.ffi_call("ordinary_product", like)} if has_ffi else {}) | {
         "scaled": dlbridge.compile_c(
             SOURCE, "keep", "ordinary::scaled(x: f32[n], a: float) -> f32[n]"
         ).jax,
@@ -220,7 +221,6 @@ def make_jax_names(names: dict[str, Any]) -> dict[str, Any]:
         "new_shapes": pairs(),
         "without_schema_jax": dlbridge.to_jax_func(names["without_schema"]),
         "trace": trace,
-        "ffi_call": jax.ffi.ffi_call("ordinary_product", like),
         "jnp_array": jax.numpy.array,
         "tree_map": jax.tree.map,
         "jax_tree": {str(place): jax.numpy.ones(SIZE) for place in range(100)},

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -228,6 +229,9 @@ def make_names() -> dict[str, dict[str, Any]]:
         own["jnp_array"] = sys.modules["jax"].numpy.array
     for kind, dtype in WIDE.items():
         own |= {f"{kind}{name}": x for name, x in make_wide(dtype, own).items()}
+    for name in ("torch", "jax", "tensorflow"):
+        if find_spec(name) is None:
+            own.pop(f"to_{name}", None)
     return {"own": own, "exchange": own, "ordinary": ordinary.make_names()}
 
 

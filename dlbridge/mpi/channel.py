@@ -6,7 +6,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
@@ -30,6 +29,7 @@ from dlbridge.mpi.engine import (
     engine,
 )
 from dlbridge.mpi.job import Nap, named
+from dlbridge.signals import not_from_handler
 
 P = ParamSpec("P")
 MOST_DIRECT = 16
@@ -180,8 +180,10 @@ class _Making:
 def _host() -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return 16 bytes that differ between hosts."""
     name = os.uname().nodename
-    with suppress(OSError):
+    try:
         name += Path("/proc/sys/kernel/random/boot_id").read_text()
+    except not_from_handler(OSError):
+        pass  # not Linux
     return np.frombuffer(blake2b(name.encode(), digest_size=16).digest(), np.uint8)
 
 

@@ -71,6 +71,32 @@ def test_keys_and_abstract_shapes_are_refused() -> None:
 
 @pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
+def test_a_version_without_the_private_names_is_read_in_c(run_python: Callable[..., Any]) -> None:
+    """Python's buffer protocol and public attributes serve; imports take jax.dlpack."""
+    run_python(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        import dlbridge
+        from dlbridge._core import native
+        from dlbridge.frameworks import jax as adapter
+
+        adapter._FUNCTIONS[:] = [None]
+        # As if a sharding had no `_device`.
+        adapter._sample.__code__ = (lambda: None).__code__
+        adapter._has_buffers.__wrapped__.__code__ = (lambda: True).__code__
+        x = jnp.arange(6.0).reshape(2, 3)
+        assert native.take(x) is not None
+        array = dlbridge.to_numpy(x)
+        assert array.ctypes.data == x.unsafe_buffer_pointer() and not array.flags.writeable
+        assert dlbridge.to_numpy(jnp.arange(3, dtype=jnp.bfloat16)).tolist() == [0, 1, 2]
+        assert dlbridge.to_jax(np.ones(3, "f")).tolist() == [1, 1, 1]
+        kernel = dlbridge.wrap(lambda x: x + 1, "old::inc(x: f32[n]) -> f32[n]", abi="python:numpy")
+        assert kernel(jnp.ones(2)).tolist() == [2, 2]
+        """
+    ).check()
+
+
+@pytest.mark.subprocess
 def test_arrays_over_two_devices(run_python: Callable[..., Any]) -> None:
     run_python(
         """

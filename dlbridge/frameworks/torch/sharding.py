@@ -13,6 +13,7 @@ from typing import Any
 from dlbridge import registry
 from dlbridge.kernels.schema import Schema
 from dlbridge.kernels.sharding import splits
+from dlbridge.signals import not_from_handler
 
 _DTENSOR = "torch.distributed.tensor"
 _PENDING: list[tuple[Any, Schema, Schema, tuple[str, ...]]] = []
@@ -49,7 +50,7 @@ def _may_be_parts(schema: Schema) -> bool:
 def _register_all() -> None:
     try:
         from torch.distributed.tensor.experimental import register_sharding
-    except ImportError:  # torch without distributed
+    except not_from_handler(ImportError):  # torch without distributed
         return
     while _PENDING:
         overload, schema, layout, names = _PENDING.pop()
