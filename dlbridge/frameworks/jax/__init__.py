@@ -573,7 +573,7 @@ def _has_buffers() -> bool:
     sample = _sample()
     try:
         with memoryview(sample) as view:
-            return np.asarray(view).ctypes.data == sample.unsafe_buffer_pointer()
+            return bool(np.asarray(view).ctypes.data == sample.unsafe_buffer_pointer())
     except not_from_handler(Exception):  # then the public functions serve
         return False
 
