@@ -129,7 +129,7 @@ class Tvm(Framework):
         export = getattr(cls, "__dlpack__", None)
         own: Any = self.import_module().Tensor
         is_own = export is own.__dlpack__
-        if is_own and callable(handle := getattr(cls, "__chandle__", None)):
+        if is_own and callable(handle := getattr(own, "__chandle__", None)):
             return "tvm", (handle, partial(self._lend, export))
         if is_own and hasattr(own, "_to_dlpack"):
             export = own._to_dlpack  # what it calls without arguments

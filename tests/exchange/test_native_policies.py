@@ -401,6 +401,28 @@ def test_the_words_of_policies_are_those_of_their_types() -> None:
             }, name
 
 
+class Word(str):
+    """A text of a class of its own, as the members of a StrEnum are."""
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_words_may_be_of_a_class_derived_from_str(framework: Any, target: str) -> None:
+    framework(target)
+    array = arrange(64, 0).view("float32").reshape(4, 4).T
+    array.flags.writeable = False
+    for name, words in native.POLICY_WORDS.items():
+        for word in filter(None, words):
+            policies: dict[str, Any] = {"copy": True, name: Word(word)}
+            result = dlbridge.convert(array, target, **policies)
+            why = dlbridge.explain(array, target, **policies).why
+            with dlbridge.receipts() as log:
+                dlbridge.convert(array, target, **policies)
+            assert log[0].why == why
+            assert np.array_equal(np.asarray(result), array)
+    with pytest.raises(dlbridge.errors.ArgumentError, match="readonly"):
+        dlbridge.convert(array, target, readonly=Word("shared"))
+
+
 def words_of(annotation: Any) -> set[str | None]:
     """Return the words of a Literal, and None where it is optional."""
     found: set[str | None] = set()

@@ -354,6 +354,30 @@ def test_variables_that_a_module_assigns_are_buffers_that_a_call_writes(compiled
     close(x.grad, y.grad)
 
 
+class Tied(tf.Module):
+    """One variable by two paths."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = tf.Module()
+        self.encoder.w = tf.Variable(normal(4, 4))
+        self.layers = [self.encoder.w]
+
+    def __call__(self, x):
+        return tf.tanh(x @ self.encoder.w) @ self.layers[0]
+
+
+def test_a_shared_variable_is_one_parameter():
+    original = Tied()
+    module = dlbridge.bridge(original, to="torch")
+    assert [name for name, _ in module.named_parameters()] == ["layers.0"]
+    module(X).sum().backward()
+    w = torch.tensor(original.encoder.w.numpy(), requires_grad=True)
+    (torch.tanh(X @ w) @ w).sum().backward()
+    (found,) = module.parameters()
+    close(found.grad, w.grad)
+
+
 def test_a_function_returns_its_buffers():
     def norm(params, buffers, x):
         new = {"mean": 0.9 * buffers["mean"] + 0.1 * tf.reduce_mean(x, 0)}

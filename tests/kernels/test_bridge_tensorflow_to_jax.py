@@ -361,6 +361,27 @@ class Counter(tf.Module):
         return (x - self.mean) * self.w
 
 
+class Tied(tf.Module):
+    """One variable by two paths."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = tf.Module()
+        self.encoder.w = tf.Variable(normal(4, 4))
+        self.layers = [self.encoder.w]
+
+    def __call__(self, x):
+        return tf.tanh(x @ self.encoder.w) @ self.layers[0]
+
+
+def test_a_shared_variable_is_one_parameter():
+    function, params = dlbridge.bridge(Tied(), to="jax")
+    (w,) = params["params"].values()
+    assert list(params["params"]) == ["layers.0"]
+    gradient = jax.grad(lambda params: function(params, X).sum())(params)["params"]["layers.0"]
+    close(gradient, jax.grad(lambda w: (jnp.tanh(X @ w) @ w).sum())(w))
+
+
 def test_buffers_go_through_a_scan_and_the_module_keeps_its_own():
     module = Counter()
     function, params = dlbridge.bridge(module, to="jax", mutable=True)

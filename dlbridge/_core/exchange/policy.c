@@ -4,7 +4,7 @@
 /* ---- the table ---- */
 
 bool dlb_is_word(PyObject *value, const char *word) {
-    return PyUnicode_CheckExact(value) &&
+    return PyUnicode_Check(value) && /* also members of a StrEnum */
            PyUnicode_CompareWithASCIIString(value, word) == 0;
 }
 

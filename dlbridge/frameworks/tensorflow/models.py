@@ -657,10 +657,12 @@ class ModuleModel(Model):
 
 
 def _variables_of(module: tf.Module) -> list[tuple[str, Any]]:
-    """Return the variables of a module, those that are trained first, by their paths."""
+    """Return the variables of a module, those that are trained first, by their first paths."""
     found = module._flatten(predicate=lambda x: isinstance(x, tf.Variable), with_path=True)
-    named = [(".".join(map(str, path)), variable) for path, variable in found]
-    return sorted(named, key=lambda each: not each[1].trainable)
+    named: dict[int, tuple[str, Any]] = {}
+    for path, variable in found:
+        named.setdefault(id(variable), (".".join(map(str, path)), variable))
+    return sorted(named.values(), key=lambda each: not each[1].trainable)
 
 
 def is_keras_layer(x: Any) -> bool:
