@@ -120,8 +120,9 @@ def run(*, quick: bool, pythons: Sequence[Path] = (), unproved: bool = False) ->
     environments = []
     for python in found:
         print(f"{python} …", file=sys.stderr, flush=True)
-        environments.append(measure_environment(python, quick))
-        if unproved:
+        made = measure_environment(python, quick)
+        environments.append(made)
+        if unproved and "torch" in made.get("versions", {}):
             environments.append(measure_environment(python, quick, unproved=True))
     figures = {"machine": describe_machine(), "environments": environments}
     print_figures(figures)
