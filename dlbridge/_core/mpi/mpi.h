@@ -237,7 +237,7 @@ int dlb_collective_post(dlb_collective *collective, const dlb_ballot *ballot);
 /* 1: it is complete; 0: not yet; -1. */
 int dlb_collective_advance(dlb_collective *collective);
 
-/* ---- quick.c: calls without a Python frame ---- */
+/* ---- quick.c, posted.c, begun.c: calls without a Python frame, see calls.h ---- */
 extern PyTypeObject dlb_QuickType, dlb_PostedType, dlb_BegunType;
 extern PyMethodDef dlb_begun_functions[];
 
