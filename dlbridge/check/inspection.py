@@ -13,7 +13,7 @@ from dlbridge._core import ffi
 from dlbridge.device import Device, DeviceType
 from dlbridge.dtype import CODES, DType
 from dlbridge.errors import DLBridgeError, UnsupportedTypeError
-from dlbridge.exchange import protocol
+from dlbridge.exchange import adapter, protocol
 from dlbridge.shape import row_major
 from dlbridge.signals import not_from_handler
 from dlbridge.tensor.picture import draw, read_layout
@@ -216,6 +216,7 @@ def inspect(x: object, /) -> Inspection:
 
     Raises:
         UnsupportedTypeError: `x` has no DLPack interface.
+        ExchangeError: `x` is a tensor of a framework that must not be asked, as the text says.
 
     Example:
         >>> import numpy, dlbridge
@@ -240,6 +241,8 @@ def inspect(x: object, /) -> Inspection:
             f"inspect: {protocol.describe(x)} has no DLPack interface: it is not a capsule and has "
             f"neither __dlpack__ nor {protocol.TABLE}{protocol.advise(x)}"
         )
+    if (found := adapter.adapter_of_type(kind)) is not None:
+        found.check_producer(x, "inspect")
     if export is None:
         return Inspection(title, _ask_device(x), table=table, problems=_compare(x, None, None))
     newest = _ask(export, max_version=protocol.VERSION)

@@ -255,6 +255,13 @@ class Framework:
         """Return what the random key `x` is made of, or None where `x` is none."""
         return None
 
+    def check_producer(self, x: Any, call: str) -> None:
+        """Refuse one of this framework's arrays that must not be asked for a capsule.
+
+        Raises:
+            ExchangeError: to ask would end the process.
+        """
+
     def limits(self) -> native.Limits:
         """Return what this framework can represent."""
         return native.Limits(self.name)

@@ -27,12 +27,14 @@ def call_until(
 ) -> Any:
     """Return `function(*arguments)`.
 
-    Its waits in this thread raise `late()` from `end` on, in seconds of `time.monotonic`.
+    Its waits in this thread raise `late()` from `end` on, in seconds of `time.monotonic`; a call
+    around this one that must end before keeps its limit.
     """
     before = _DEADLINE.limit
+    limit = before if before is not None and before[0] <= end else (end, late)
     try:
         try:
-            _DEADLINE.limit = end, late
+            _DEADLINE.limit = limit
             return function(*arguments)
         finally:
             _DEADLINE.limit = before

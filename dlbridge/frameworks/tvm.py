@@ -145,6 +145,15 @@ class Tvm(Framework):
         stream, _ = _streams(device[1])
         return export(x), stream, stream, None
 
+    def check_producer(self, x: Any, call: str) -> None:
+        """Refuse a tensor without an object: for its capsule, tvm_ffi would read address 0."""
+        if _has_no_object(x):
+            raise ExchangeError(
+                "producer",
+                f"{call}: this tvm_ffi.Tensor has no object that keeps its memory: it was moved, "
+                "or is a view for the time of a callback; pass the tensor itself",
+            )
+
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
         """Take a tensor as C does, or by a legacy capsule: tvm_ffi knows no flag to lose."""
         held = native.look(x)
@@ -152,12 +161,7 @@ class Tvm(Framework):
             context.route.append(self.taken_by)
             return held
         context.route.append("tvm_ffi capsule")
-        if _has_no_object(x):  # tvm_ffi itself would read address 0
-            raise ExchangeError(
-                "producer",
-                "from_dlpack: this tvm_ffi.Tensor has no object that keeps its memory: it was "
-                "moved, or is a view for the time of a callback; pass the tensor itself",
-            )
+        self.check_producer(x, "from_dlpack")
         try:
             tensor = native.take_capsule(x.__dlpack__())
         except not_from_handler(Exception) as error:

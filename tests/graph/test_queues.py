@@ -120,6 +120,18 @@ def test_a_timeout_ends_the_wait_and_gives_back_what_was_taken(session: Any) -> 
     assert session.run(queue.dequeue_many(4)).tolist() == [1, 2, 3, 4]
 
 
+def test_a_run_within_another_waits_no_longer_than_that_may_take(session: Any) -> None:
+    queue = tf.FIFOQueue(1, tf.float32, [()])
+    first = queue.dequeue()
+
+    def wait(x: Any) -> Any:
+        return session.run(first, options=tf.RunOptions(timeout_in_ms=10**9))
+
+    outer = tf.py_func(wait, [tf.constant(1.0)], tf.float32)
+    with pytest.raises(tf.errors.OpError, match="timed out after 50 ms"):
+        session.run(outer, options=tf.RunOptions(timeout_in_ms=50))
+
+
 def test_a_closed_session_ends_the_waits_of_its_runs() -> None:
     with tf.Graph().as_default():
         queue = tf.FIFOQueue(1, tf.int32, [()])

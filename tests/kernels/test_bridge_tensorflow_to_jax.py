@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -518,3 +520,30 @@ def test_an_error_of_tensorflow_in_a_call_reaches_the_caller():
     for call in (function, jax.jit(function)):
         with pytest.raises(Exception, match="not positive: the test"):
             jax.block_until_ready(call(params, -jnp.ones(4)))
+
+
+def test_a_signal_amid_a_trace_is_handled_when_that_is_over():
+    """An exception of its handler amid TensorFlow's functions could leave them in a graph."""
+    handled, before = [], signal.getsignal(signal.SIGUSR1)
+    seen = []
+
+    @tf.function
+    def function(params, x):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        seen.append(list(handled))
+        return params * x
+
+    def handle(*_):
+        handled.append(1)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGUSR1, handle)
+    try:
+        call, params = dlbridge.bridge(function, to="jax", params=tf.constant([2.0, 3.0]))
+        with pytest.raises(KeyboardInterrupt):
+            call(params, jnp.ones(2))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [[]]
+    assert tf.executing_eagerly()
+    assert call(params, jnp.ones(2)).tolist() == [2.0, 3.0]

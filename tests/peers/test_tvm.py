@@ -150,7 +150,7 @@ def test_a_tensor_is_held_as_an_object() -> None:
 def test_a_tensor_without_an_object_is_refused() -> None:
     """tvm_ffi makes such ones for the time of a callback; it would end the process itself."""
     empty = tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)
-    for call in (from_dlpack, to_numpy, dlbridge.to_torch):
+    for call in (from_dlpack, to_numpy, dlbridge.to_torch, dlbridge.inspect):
         assert "has no object" in refused("producer", call, empty)
 
 

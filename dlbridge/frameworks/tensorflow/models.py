@@ -268,7 +268,7 @@ def _trace(function: Callable[..., Any], forms: Sequence[Form]) -> Any:
     specs = [tf.TensorSpec(shape, dtype.to("tensorflow")) for shape, dtype in forms]
     trace = partial(tf.function(function, autograph=False).get_concrete_function, *specs)
     if tf.executing_eagerly():
-        return trace()
+        return native.defer_signals(trace)  # amid a trace TensorFlow may stay in its graph
     with ThreadPoolExecutor(1) as other:  # amid the trace of another graph; a scope stops tapes
         return other.submit(trace).result()
 
