@@ -23,6 +23,7 @@ from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.kernel import Kernel, is_native_to
+from dlbridge.kernels.sharding import splits
 from dlbridge.signals import not_from_handler
 from dlbridge.testing import samples
 from dlbridge.testing.samples import Recipe, Sample
@@ -199,11 +200,12 @@ def check_kernel(
 
     Arguments are made from the schema. Checked are, in each framework: `values` against the
     reference, in every dtype; `inputs`, which must stay as they were; `empty` tensors; `threads`,
-    which call it at once. In NumPy and PyTorch: `layouts` (strided, transposed and, in NumPy,
-    reversed, misaligned and read-only memory) and `out=`, of which it must write every element and
-    nothing around it. In PyTorch: `opcheck`, `compile`, `export`, `vmap`, `gradient`, in float64
-    `gradcheck`, and `autocast`; in JAX, with 64-bit types: `jit`, `export`, `vmap`, `gradient`; in
-    TensorFlow: `function` (tf.function), `vmap` (tf.vectorized_map), `gradient`.
+    which call it at once; `sharding`, that halves of arguments give halves of results. In NumPy and
+    PyTorch: `layouts` (strided, transposed and, in NumPy, reversed, misaligned and read-only
+    memory) and `out=`, of which it must write every element and nothing around it. In PyTorch:
+    `opcheck`, `compile`, `export`, `vmap`, `gradient`, in float64 `gradcheck`, and `autocast`; in
+    JAX, with 64-bit types: `jit`, `export`, `vmap`, `gradient`; in TensorFlow: `function`
+    (tf.function), `vmap` (tf.vectorized_map), `gradient`.
 
     Gradients are compared with differences of the reference. What does not apply (a gradient where
     the kernel has no vjp, a dtype or a shape that the framework does not have) is skipped, and the
@@ -304,6 +306,7 @@ def _check_skip(skip: Iterable[str]) -> frozenset[str]:
             *CHECKS,
             *LIST_CHECKS,
             *OPTIONAL_CHECKS,
+            *SHARDING_CHECKS,
             *(MEMORY_CHECKS if name in WITH_MEMORY else ()),
         ]
         checks += OWN_CHECKS.get(name, ())
@@ -338,6 +341,7 @@ def _check_in(subject: Subject, left_out: frozenset[str]) -> list[CheckRow]:
     assert schema is not None
     checks |= LIST_CHECKS if any(part.is_list for part in schema.tensors) else {}
     checks |= OPTIONAL_CHECKS if schema.has_optional_results else {}
+    checks |= SHARDING_CHECKS if subject.recipe.kernel.sharding else {}
     working = _working(name)
     own = _own_module(name)
     checks |= {each: getattr(own, f"check_{each}") for each in OWN_CHECKS.get(name, ())}
@@ -471,6 +475,40 @@ def check_optional(subject: Subject) -> None:
         sample.compare(got, f"with {words}, ")
 
 
+def check_sharding(subject: Subject) -> None:
+    """Halves along each dimension that `sharding=` names give those halves of the results."""
+    recipe, sample, done = subject.recipe, subject.sample, 0
+    arrays = [native.convert(each, "numpy") for each in sample.tensors]
+    for axes, result_axes in splits(recipe.schema, recipe.kernel.sharding, map(np.ndim, arrays)):
+        split = [
+            (array, axis) for array, axis in zip(arrays, axes, strict=True) if axis is not None
+        ]
+        extent = split[0][0].shape[split[0][1]] if split else 0
+        if extent < 2:
+            continue
+        done += 1
+        for half in (slice(extent // 2), slice(extent // 2, None)):
+            tensors = [
+                native.convert(_rows(array, axis, half), subject.framework, copy=True)
+                for array, axis in zip(arrays, axes, strict=True)
+            ]
+            got = subject.outputs(sample.function(subject.call), tensors)
+            expected = [
+                _rows(each, axis, half)
+                for each, axis in zip(sample.expected, result_axes, strict=True)
+            ]
+            what = f"of a part along axis {split[0][1]} of the first argument that has it, "
+            samples.compare(recipe, got, expected, samples.names(recipe.schema), what)
+    if not done:
+        raise Inapplicable("no dimension that sharding= names has two elements")
+
+
+def _rows(array: Any, axis: int | None, half: slice) -> Any:
+    if axis is None:
+        return array
+    return np.ascontiguousarray(array[(slice(None),) * axis + (half,)])
+
+
 def check_threads(subject: Subject) -> None:
     """Several threads call it at once, each with arguments of its own."""
     each = [subject.again(seed) for seed in range(THREADS)]
@@ -596,6 +634,7 @@ CHECKS: dict[str, Check] = {
 }
 LIST_CHECKS: dict[str, Check] = {"lists": check_lists}  # where the schema has lists of tensors
 OPTIONAL_CHECKS: dict[str, Check] = {"optional": check_optional}  # where it has optional results
+SHARDING_CHECKS: dict[str, Check] = {"sharding": check_sharding}  # where it has sharding=
 # Where memory can be laid out as one likes, and looked at.
 MEMORY_CHECKS: dict[str, Check] = {"layouts": check_layouts, "out": check_out}
 # Each is `check_<name>` in "<framework>_checks", which is imported with the framework.

@@ -284,6 +284,24 @@ def test_a_wrong_rule_for_batches_is_found(name: str, framework: Framework) -> N
 # ---- the call ------------------------------------------------------------------------------------
 
 
+def test_a_dimension_along_which_calls_cannot_be_split_is_found() -> None:
+    kernel = wrap("running", lambda x: np.cumsum(x), "(x: f64[n]) -> f64[n]", sharding="n")
+    found = failed(kernel, reference=np.cumsum)
+    assert list(found) == ["sharding"]
+    assert "of a part along axis 0" in found["sharding"]
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_calls_that_can_be_split_pass(name: str, framework: Framework) -> None:
+    framework(name)
+    kernel = wrap(
+        f"product_{name}", np.matmul, "(x: f64[..., m, k], y: f64[k, n]) -> f64[..., m, n]",
+        sharding="..., m, n",
+    )  # fmt: skip
+    report = check_kernel(kernel, np.matmul, frameworks=[name], sizes={"...": (2, 3)})
+    assert [row.status for row in report.rows if row.check == "sharding"] == ["passed"]
+
+
 def test_mistakes_in_the_call_are_refused() -> None:
     kernel = wrap("called", times)
     for options, text in (
