@@ -4,7 +4,7 @@ MPI has no float16, bfloat16, float8 and no bool of one byte that every library 
 minimum and maximum lose a NaN or keep it depending on the order of ranks. There MPI gets an
 operator that calls NumPy, with ml_dtypes for the small floats: each step is rounded to the dtype.
 
-What follows a ballot, or travels with it, is reduced by C, in the loops of the same ufuncs.
+Values that follow a ballot, or are part of it, are reduced in C, by the loops of the same ufuncs.
 """
 
 from __future__ import annotations
@@ -166,32 +166,37 @@ def finish(op: str, dtype: np.dtype[Any], result: native.TensorBase, size: int) 
 
 def divide(dtype: np.dtype[Any], tensor: native.TensorBase, size: int) -> None:
     """Divide a compact tensor in place, as C does."""
+    code, bits, lanes = tensor._dtype_triple
+    if code in _PARTS:
+        dtype = make_dtype(_PARTS[code], bits // 2, lanes).numpy
     _divide(np.asarray(raw_bytes(tensor)).view(dtype), size)
 
 
+_PARTS = {5: 2, 18: 4}  # type codes of complex numbers, and of their parts
+
+
 def _divide(values: np.ndarray[Any, Any], size: int) -> None:
-    """Divide numbers in their dtype; small floats in float32, then rounded."""
+    """Divide real numbers in their dtype; small floats in float32, then rounded."""
     with np.errstate(all="ignore"):
         if values.itemsize > _SMALL:
-            parts = values.view(values.real.dtype)
-            np.divide(parts, parts.dtype.type(size), out=parts)
+            np.divide(values, values.dtype.type(size), out=values)
         else:
             values[:] = (values.astype(np.float32) / np.float32(size)).astype(values.dtype)
 
 
-_SMALL = 2  # bytes of a float that is divided by a table: `quotients`
+_SMALL = 2  # bytes up to which a float is divided by table, see `quotients`
 
 
 @lru_cache(maxsize=16)
 def quotients(dtype: tuple[int, int, int], size: int) -> bytes:
-    """Return every number of a small dtype, in the order of its bits, divided by `size`."""
+    """Return every value of a small dtype divided by `size`, ordered by the bits of the value."""
     numbers = np.arange(2 ** dtype[1], dtype=np.uint8 if dtype[1] == 8 else np.uint16)
     _divide(numbers.view(make_dtype(*dtype).numpy), size)
     return numbers.tobytes()
 
 
 def known_as(op: str, root: int | str | None) -> Any:
-    """Return by which arguments C knows the reduction."""
+    """Return the key under which C knows the reduction."""
     return op if root is None else (op, root)
 
 
@@ -207,7 +212,7 @@ def aligned(tensor: native.TensorBase) -> native.TensorBase:
 
 
 def learn(key: Any, op: str, call: bytes, *dtypes: tuple[int, int, int]) -> native.Reduction:
-    """Let C make a call with these arguments, for these dtypes as well; return its reduction."""
+    """Teach C the reduction of a call, for these dtypes as well, and return it."""
     learn_call(key, partial(_make, op, call))
     made: native.Reduction = QUICK.calls[key]
     for dtype in dtypes:

@@ -50,12 +50,14 @@ from dlbridge.mpi.engine import CLOSING, Engine, Operation, engine
 from dlbridge.mpi.quick import GOING_ON, QUICK
 from dlbridge.mpi.values import Kind
 
+ml_dtypes = lazily("ml_dtypes")
 pytest = lazily("pytest")  # few of the programs that run alone need it
 
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 SMALL = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "float8_e4m3fnuz")
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 COMPLEX = ("complex64", "complex128")
+NARROW_COMPLEX = {"complex32": "float16", "bcomplex32": "bfloat16"}  # of ml_dtypes from 0.6
 DTYPES = (*INTEGERS, *FLOATS, *SMALL, *COMPLEX, "bool")
 SHAPES = ((), (0,), (3, 2), (5, 3001))  # of rank 0, empty, small, and too large for one message
 OPS = {
@@ -156,18 +158,22 @@ def means() -> None:
 
 def mean_of(total: Any, size: int) -> np.ndarray[Any, Any]:
     """Return a sum divided by NumPy: small floats in float32, parts of complex numbers."""
+    part = NARROW_COMPLEX.get(total.dtype.name)
+    parts = total.view(total.real.dtype if part is None else dlbridge.DType(part).numpy)
     with np.errstate(all="ignore"):
-        if total.dtype.itemsize <= 2:
-            return np.asarray((total.astype(np.float32) / np.float32(size)).astype(total.dtype))
-        parts = total.view(total.real.dtype)
-        return np.asarray((parts / parts.dtype.type(size)).view(total.dtype))
+        if parts.dtype.itemsize <= 2:
+            made = (parts.astype(np.float32) / np.float32(size)).astype(parts.dtype)
+        else:
+            made = parts / parts.dtype.type(size)
+    return np.asarray(made.view(total.dtype))
 
 
 def means_by_c() -> None:
     """C makes every mean, with the bits of the Python path, also beside it."""
     rank, size = mpi.rank(), mpi.size()
     rng = np.random.default_rng(rank)
-    for dtype in (*FLOATS, *SMALL, *COMPLEX):
+    narrow = [name for name in NARROW_COMPLEX if hasattr(ml_dtypes, name)]
+    for dtype in (*FLOATS, *SMALL, *COMPLEX, *narrow):
         number = dlbridge.DType(dtype).numpy
         for count in (7 * size, 5000 * size):
             bits = rng.integers(0, 256, count * number.itemsize, np.uint8)  # every number

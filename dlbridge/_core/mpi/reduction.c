@@ -173,11 +173,21 @@ static PyObject *learn(PyObject *object, PyObject *args) {
 
 /* ---- means ---- */
 
+/* The dtype that is divided: of complex numbers, that of their parts. */
+static DLDataType part_of(DLDataType dtype) {
+    if (dtype.code == kDLComplex || dtype.code == kDLBcomplex) {
+        dtype.code = dtype.code == kDLComplex ? kDLFloat : kDLBfloat;
+        dtype.bits /= 2;
+    }
+    return dtype;
+}
+
 int dlb_quotients(PyObject *object, DLDataType dtype, int by, PyObject **made) {
     const reduction *self = (reduction *)object;
     *made = NULL;
     if (self->quotients == NULL)
         return 0;
+    dtype = part_of(dtype);
     size_t width = dtype.bits / 8u;
     if (width > LONGEST_DIVIDED_BY_TABLE) {
         *made = Py_NewRef(Py_None);
@@ -191,7 +201,8 @@ int dlb_quotients(PyObject *object, DLDataType dtype, int by, PyObject **made) {
         (size_t)PyBytes_GET_SIZE(*made) == width << dtype.bits)
         return 0;
     Py_CLEAR(*made);
-    PyErr_SetString(PyExc_ValueError, "Reduction: a quotient of each number");
+    PyErr_SetString(PyExc_ValueError,
+                    "Reduction: quotients must return one value for each bit pattern");
     return -1;
 }
 
@@ -220,7 +231,7 @@ static void look_up(size_t width, char *data, size_t count, const char *quotient
 
 void dlb_divide(DLDataType dtype, char *data, size_t nbytes, int by,
                 PyObject *quotients) {
-    size_t width = dtype.code == kDLComplex ? dtype.bits / 16u : dtype.bits / 8u;
+    size_t width = part_of(dtype).bits / 8u;
     PyThreadState *thread = nbytes < LARGE ? NULL : PyEval_SaveThread();
     if (PyBytes_CheckExact(quotients))
         look_up(width, data, nbytes / width, PyBytes_AS_STRING(quotients));
@@ -233,17 +244,16 @@ void dlb_divide(DLDataType dtype, char *data, size_t nbytes, int by,
 static PyMethodDef methods[] = {
     {"learn", learn, METH_VARARGS,
      "learn($self, dtype, number, /)\n--\n\nReduce elements of a dtype by the loop "
-     "that "
-     "was added to the ufunc for the NumPy type of this number."},
+     "added to the ufunc for the NumPy type of this number."},
     {0},
 };
 
 PyTypeObject dlb_ReductionType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Reduction",
     .tp_doc = "Reduction(call, ufunc, types, quotients=None)\n--\n\n"
-              "A reduction by loops of NumPy, for numbers of these types. That of a "
-              "mean has\nquotients(dtype, size): the bytes of each number of a small "
-              "dtype, divided.",
+              "A reduction by loops of NumPy, for these type numbers. "
+              "quotients(dtype, size), for\na mean, returns every number of a small "
+              "dtype, divided by size, as bytes.",
     .tp_basicsize = sizeof(reduction),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = methods,

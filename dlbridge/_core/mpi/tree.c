@@ -599,10 +599,11 @@ struct dlb_tree_ballot {
     dlb_buffer **blocks; /* as in the plan; without some where `is_direct` */
     dlb_tree_leaf *outs; /* with references; NULL: the results are new */
     bool is_direct;      /* large tensors are received into `outs` */
-    /* References, for each tensor, as `dlb_quotients` returns it; NULL: it is divided,
-     * or no mean. */
+    /* One reference per tensor, from `dlb_quotients`; NULL once it is divided, or if
+     * the op is not "mean". */
     PyObject **quotients;
-    int size; /* of the ranks */
+    bool is_dividing; /* without the GIL, in one thread */
+    int size;         /* of the ranks */
 };
 
 /* Where a result is. */
@@ -742,12 +743,16 @@ dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
         self->outs[i] = outs[i];
         dlb_buffer_retain(outs[i].buffer);
     }
-    for (Py_ssize_t i = 0; i < plan->count; i++)
-        if (dlb_quotients(plan->reduction, plan->leaves[i].dtype, over->size,
-                          &self->quotients[i]) < 0) {
+    for (Py_ssize_t i = 0; i < plan->count; i++) {
+        DLDataType dtype = plan->leaves[i].dtype;
+        if (i > 0 && memcmp(&dtype, &plan->leaves[i - 1].dtype, sizeof dtype) == 0)
+            self->quotients[i] = Py_XNewRef(self->quotients[i - 1]);
+        else if (dlb_quotients(plan->reduction, dtype, over->size,
+                               &self->quotients[i]) < 0) {
             Py_DECREF(self);
             return NULL;
         }
+    }
     self->is_direct = outs != NULL && may_be_direct(plan, leaves, outs);
     self->ballot = dlb_ballot_new(over, plan->call, NULL, 0, NULL);
     if (self->ballot == NULL || allocate(self) < 0 || add_all(self, leaves) < 0)
@@ -767,9 +772,14 @@ static void divide_all(dlb_tree_ballot *self) {
 }
 
 int dlb_tree_ballot_advance(dlb_tree_ballot *self) {
+    if (self->is_dividing) /* another thread goes on with it */
+        return 0;
     int done = dlb_ballot_advance(self->ballot);
-    if (done > 0 && dlb_ballot_agreed(self->ballot))
+    if (done > 0 && dlb_ballot_agreed(self->ballot)) {
+        self->is_dividing = true;
         divide_all(self);
+        self->is_dividing = false;
+    }
     return done;
 }
 
