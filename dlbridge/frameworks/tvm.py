@@ -12,7 +12,7 @@ from dlbridge.cuda.driver import LEGACY, NONE
 from dlbridge.errors import ExchangeError
 from dlbridge.exchange import ordering, protocol
 from dlbridge.exchange.adapter import Expressions, Framework, Quirk, Sign
-from dlbridge.exchange.context import ExchangeContext, Policy
+from dlbridge.exchange.context import ExchangeContext, Policy, unrecorded_context
 from dlbridge.signals import not_from_handler
 
 _COMPLEX = 5
@@ -145,13 +145,13 @@ class Tvm(Framework):
         stream, _ = _streams(device[1])
         return export(x), stream, stream, None
 
-    def check_producer(self, x: Any, call: str) -> None:
-        """Refuse a tensor without an object: for its capsule, tvm_ffi would read address 0."""
+    def check_export(self, x: Any, call: str) -> None:
+        """Refuse a tensor without an object: to export it, tvm_ffi would read a null pointer."""
         if _has_no_object(x):
             raise ExchangeError(
                 "producer",
-                f"{call}: this tvm_ffi.Tensor has no object that keeps its memory: it was moved, "
-                "or is a view for the time of a callback; pass the tensor itself",
+                f"{call}: this tvm_ffi.Tensor has no object that owns its memory: it was moved "
+                "from, or is a view for the time of a callback; pass a tensor that owns its memory",
             )
 
     def take(self, x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
@@ -161,7 +161,7 @@ class Tvm(Framework):
             context.route.append(self.taken_by)
             return held
         context.route.append("tvm_ffi capsule")
-        self.check_producer(x, "from_dlpack")
+        self.check_export(x, "from_dlpack")
         try:
             tensor = native.take_capsule(x.__dlpack__())
         except not_from_handler(Exception) as error:
@@ -222,7 +222,7 @@ class Tvm(Framework):
 
 
 def _has_no_object(x: Any) -> bool:
-    """Return whether a tensor is a view without an owner, or was moved."""
+    """Return whether a tensor is a view without an owner, or was moved from."""
     handle = getattr(x, "__chandle__", None)
     return callable(handle) and handle() == 0
 
@@ -246,8 +246,8 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
     """Return the C exchange table that makes tensors of `kind`, after a trip with it, or None.
 
     tvm_ffi's own class has none, but a wrapper for its tests, whose table imports as `from_dlpack`
-    does; it has no allocator, which nobody calls here. No documentation promises that, so only
-    releases that were proved are asked for it.
+    does; it has no allocator, and none is needed here. This is undocumented, so only releases that
+    were tested are asked for it.
     """
     is_proved = str(tvm_ffi.__version__).startswith(_PROVED)
     wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None) if is_proved else None
@@ -258,7 +258,7 @@ def _find_table(tvm_ffi: Any, kind: type | None) -> object:
     trial = native.Converter("tvm", "")
     try:
         trial.activate("table", _LOOSE, table, kind)
-        made: Any = trial(sample)
+        made: Any = unrecorded_context().run(trial, sample)
         shape = native.take_capsule(made.__dlpack__()).shape
     except not_from_handler(Exception):  # whatever fails: `from_dlpack` remains
         return None

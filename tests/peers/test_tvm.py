@@ -154,6 +154,19 @@ def test_a_tensor_without_an_object_is_refused() -> None:
         assert "has no object" in refused("producer", call, empty)
 
 
+@pytest.mark.subprocess
+def test_the_first_exchange_writes_one_receipt(run_python: Callable[..., Any]) -> None:
+    """The adapter tries tvm_ffi's table when it is first used, and leaves none of its own."""
+    run_python(
+        """
+        import numpy, tvm_ffi, dlbridge
+        with dlbridge.receipts() as log:
+            dlbridge.to_tvm(numpy.ones(3))
+        assert [each.source for each in log] == ["numpy"], log
+        """
+    ).check()
+
+
 def test_proved_releases_make_tensors_by_a_table() -> None:
     """`from_dlpack` remains for others, and takes 1.4 times as long."""
     if not tvm_ffi.__version__.startswith(tvm._PROVED):
