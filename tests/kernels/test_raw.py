@@ -242,7 +242,7 @@ def test_lists_texts_dtypes_and_optional_results_in_one_call(mix, framework, nam
             framework("jax").config.update("jax_enable_x64", False)
 
 
-def test_the_core_calls_those_for_each_length(mix) -> None:
+def test_the_core_calls_functions_with_lists(mix) -> None:
     kernel = mix.lists.serving(
         [[np.zeros(3)] * 2, None], ["times", (2,), dlbridge.DType("f4"), True]
     )
@@ -317,6 +317,12 @@ def test_a_set_of_dtypes_needs_a_pointer_to_anything() -> None:
     with pytest.raises(ArgumentError, match="void \\* points to any dtype"):
         wrap(ffi.cast("void *", 16), schema, abi="void(const float *x, float *out)")
     wrap(ffi.cast("void *", 16), schema, abi="void(const void *x, void *out)")
+
+
+def test_the_number_of_an_optional_list_has_no_value_for_none() -> None:
+    schema = "raw::f(*, n: int, axes: int[]? = None) -> f32[n]"
+    with pytest.raises(ArgumentError, match="axes_count' has no value for None"):
+        wrap(ffi.cast("void *", 16), schema, abi="void(float *out, int64_t n, int64_t axes_count)")
 
 
 def test_a_raw_function_needs_a_schema() -> None:

@@ -192,7 +192,7 @@ def _reader(schema: Schema, parameter: CParameter) -> Reader:
         if scalar.name == name:
             return _scalar_reader(schema, parameter, scalar.kind, scalar.optional)
         if scalar.kind in LIST_KINDS and name == count_name(scalar.name):
-            return _count_reader(schema, parameter, scalar.name)
+            return _count_reader(schema, parameter, scalar.name, scalar.optional)
     for place, part in enumerate(parts):
         if part.many and part.is_list and name in (count_name(part.name), part.many.value):
             return _length_reader(schema, parameter, place)
@@ -282,9 +282,10 @@ def _length_reader(schema: Schema, parameter: CParameter, place: int) -> Reader:
     return lambda call: len(call.tensors[place])
 
 
-def _count_reader(schema: Schema, parameter: CParameter, name: str) -> Reader:
-    if not is_integer(parameter.type):
-        raise _refuse(schema, f"{parameter.text} {parameter.name}", "must be an integer")
+def _count_reader(schema: Schema, parameter: CParameter, name: str, optional: bool) -> Reader:
+    if optional or not is_integer(parameter.type):
+        why = "has no value for None" if optional else "must be an integer"
+        raise _refuse(schema, f"{parameter.text} {parameter.name}", why)
     return lambda call: len(call.scalars[name])
 
 
