@@ -85,7 +85,7 @@ def make_builder() -> cffi.FFI:
         extra_compile_args=[
             "-std=c11",
             "-O3",
-            "-falign-functions=64",  # else ratios change by 5 % with what stands before
+            "-falign-functions=64",  # else timings vary by 5 % with the code before a function
             "-fexceptions",
             "-fvisibility=hidden",
             "-Wall",

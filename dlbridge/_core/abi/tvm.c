@@ -18,12 +18,7 @@
 #include <string.h>
 
 enum { TYPE_NONE, TYPE_INT, TYPE_BOOL, TYPE_FLOAT, TYPE_DTYPE = 5, TYPE_STRING = 8 };
-enum {
-    FIRST_OBJECT_TYPE = 64,
-    TYPE_AT = 8,
-    HEADER_SIZE = 24,
-    PYTHON_ERROR_IS_SET = -2
-};
+enum { FIRST_OBJECT_TYPE = 64, PYTHON_ERROR_IS_SET = -2 };
 enum { MAX_ARGUMENTS = DLB_MAX_TENSORS + DLB_MAX_SCALARS };
 
 typedef struct {
@@ -195,7 +190,7 @@ static bool keep(borrowed_tensor *borrowed, void *object, PyObject *owner) {
     if (!is_over && has_gil)
         borrowed->owner = Py_NewRef(owner);
     else if (!is_over)
-        give_copy(borrowed, (DLTensor *)((char *)object + HEADER_SIZE));
+        give_copy(borrowed, (DLTensor *)((char *)object + DLB_TVM_HEADER_SIZE));
     borrowed->is_kept = !is_over;
     unlock(borrowed);
     if (has_gil)
@@ -263,7 +258,7 @@ static int add_tensor(const dlb_kernel *kernel, dlb_frame *frame, packed_call *c
     call->borrowed[i].memory = borrowed;
     call->borrowed[i].object = object;
     call->borrowed[i].tensor = index;
-    memcpy(&argument->type, (char *)object + TYPE_AT, sizeof argument->type);
+    memcpy(&argument->type, (char *)object + DLB_TVM_TYPE_AT, sizeof argument->type);
     argument->value.pointer = object;
     return 0;
 }
@@ -325,7 +320,7 @@ static int fail(const dlb_kernel *kernel, dlb_frame *frame) {
     api.take_error(&error);
     if (error == NULL)
         return -1;
-    const error_cell *cell = (const error_cell *)((char *)error + HEADER_SIZE);
+    const error_cell *cell = (const error_cell *)((char *)error + DLB_TVM_HEADER_SIZE);
     dlb_error_class class = DLB_ERROR_KERNEL;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strlen(kinds[i].kind) == cell->kind.size &&

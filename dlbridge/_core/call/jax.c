@@ -214,17 +214,22 @@ static PyObject *call_slowly(caller *self, PyObject *const *args, Py_ssize_t pos
     return result;
 }
 
-/* JAX says that some array was deleted, in a RuntimeError of no other class; not which
- * one. */
-static bool failed_by_deletion(PyObject *const *args, Py_ssize_t count) {
+/* Whether JAX failed because an array is deleted: a plain RuntimeError, which does not
+ * say which argument it was. */
+static bool failed_by_deletion(const caller *self, PyObject *const *args,
+                               Py_ssize_t count) {
     PyObject *type, *value, *traceback;
     bool found = false;
+    if (PyErr_Occurred() != PyExc_RuntimeError || dlb_is_interrupt())
+        return false;
     PyErr_Fetch(&type, &value, &traceback);
-    for (Py_ssize_t i = 0; type == PyExc_RuntimeError && !found && i < count; i++) {
+    for (Py_ssize_t i = 0; !found && i < count; i++) {
+        if (Py_TYPE(args[i]) != self->array_type)
+            continue;
         PyObject *answer = PyObject_CallMethod(args[i], "is_deleted", NULL);
         found = answer == Py_True;
         Py_XDECREF(answer);
-        PyErr_Clear(); /* a number has no such method */
+        dlb_drop_error();
     }
     PyErr_Restore(type, value, traceback);
     return found;
@@ -237,7 +242,7 @@ PyObject *dlb_jax_call(PyObject *object, PyObject *const *args, Py_ssize_t posit
     served_call call;
     if (prepare_call(self, args, count, names, &call)) {
         PyObject *result = make_call(&call);
-        if (result != NULL || !failed_by_deletion(args, count))
+        if (result != NULL || !failed_by_deletion(self, args, count))
             return result;
         PyErr_Clear(); /* Python names the argument */
     }

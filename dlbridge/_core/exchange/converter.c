@@ -73,8 +73,7 @@ static const char *find_refusal(const void *consumer, const dlb_view *view) {
     const char *reason = dlb_limits_refusal(&along->limits, &view->dl, view->flags);
     if (reason != NULL && along->settings != NULL && strcmp(reason, "dtype") == 0)
         reason = dlb_limits_refusal(limits_now(along), &view->dl, view->flags);
-    if (reason == NULL || along->needed_by == NULL ||
-        (strcmp(reason, "alignment") != 0 && strcmp(reason, "strides") != 0))
+    if (reason == NULL || along->needed_by == NULL || !dlb_is_cured_by_copy(reason))
         return reason;
     PyObject *module = PyImport_GetModule(along->needed_by);
     if (module == NULL && !PyErr_Occurred())

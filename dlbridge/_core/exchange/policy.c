@@ -67,8 +67,7 @@ static const struct {
      .words = {NULL, "checked"}},
 };
 
-/* The compiler interns the names of keywords, so that the address tells nearly always.
- */
+/* Keyword names are interned, so comparing addresses is nearly always enough. */
 static PyObject *interned[DLB_POLICIES];
 
 static bool read_word(int policy, PyObject *value, dlb_policy *out) {
@@ -91,7 +90,7 @@ static bool read_one(int policy, PyObject *value, dlb_policy *out) {
                                          : read_word(policy, value, out);
 }
 
-/* The place of a policy among those known; `known` for none. */
+/* Return the index of a policy among the first `known`, or `known` if there is none. */
 static int find_policy(PyObject *name, int known) {
     int at = 0;
     while (at < known && interned[at] != name)
@@ -153,7 +152,7 @@ int dlb_policy_start(PyObject *module) {
 
 /* ---- decide(tensor, policy, refusal, protects_readonly, is_copied) ---- */
 
-/* A consumer whose refusals Python tells: `refusal(tensor)`, or None for nobody. */
+/* A consumer that is asked in Python: `refusal(tensor)`; None refuses nothing. */
 typedef struct {
     PyObject *refusal, *tensor; /* the tensor as it is */
     PyObject *reason;           /* the last one, which keeps its text */
@@ -185,18 +184,18 @@ static const char *ask_python(const void *consumer, const dlb_view *view) {
 
 static bool read_attributes(PyObject *object, dlb_policy *out) {
     *out = dlb_no_policy;
+    out->is_default = false;
     for (int i = 0; i < DLB_POLICIES; i++) {
         if (policies[i].read != NULL && policies[i].read != read_copy)
             continue;
         PyObject *value = PyObject_GetAttr(object, interned[i]);
         bool is_known = value != NULL && read_one(i, value, out);
+        if (!is_known && !PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "decide: %s=%R is not one of POLICY_WORDS",
+                         policies[i].name, value);
         Py_XDECREF(value);
-        if (!is_known) {
-            if (!PyErr_Occurred())
-                PyErr_Format(PyExc_ValueError, "decide: %s= is none of its words",
-                             policies[i].name);
+        if (!is_known)
             return false;
-        }
     }
     return true;
 }

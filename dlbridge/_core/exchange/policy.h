@@ -35,24 +35,24 @@ bool dlb_read_policy(PyObject *const *values, PyObject *names, int known,
 bool dlb_is_word(PyObject *value, const char *word);
 extern PyMethodDef dlb_policy_functions[];
 
-/* Why a copy is made, and what would be refused as it is: reasons of ExchangeError, or
- * NULL. Both NULL: the memory is shared. What is copied may be refused no longer, which
- * only the copy tells. */
+/* Why a copy is made, and why the tensor itself would be refused: reasons of
+ * ExchangeError, or NULL. If both are NULL, the memory is shared. A copy may be
+ * accepted where the tensor is refused: ask again with the copy. */
 typedef struct {
     const char *copied, *refused;
-    bool is_opened; /* the flag of read-only memory is gone */
+    bool is_opened; /* the read-only flag was cleared to ask again */
 } dlb_decision;
 
 /* Why the consumer cannot represent the view, or NULL. */
 typedef const char *dlb_refuser(const void *consumer, const dlb_view *view);
 
-/* Whether a fresh copy cures the reason, wherever the tensor is. */
+/* Return whether a copy on the same device removes the reason. */
 static inline bool dlb_is_cured_by_copy(const char *reason) {
     return strcmp(reason, "strides") == 0 || strcmp(reason, "alignment") == 0;
 }
 
-/* Memory that never changes is read-only like any other; or shared, and writable where
- * the consumer would not protect it. Returns whether it is copied. */
+/* Apply `immutable=` to memory that never changes: treat it as read-only, or share it,
+ * writable unless the consumer protects it. Return whether it must be copied. */
 static inline bool dlb_settle_immutable(const dlb_policy *with, bool protects,
                                         dlb_view *view) {
     if (!(view->flags & DLB_IMMUTABLE))
@@ -64,11 +64,11 @@ static inline bool dlb_settle_immutable(const dlb_policy *with, bool protects,
     return with->immutable == DLB_COPY;
 }
 
-/* Decide about the view, which gets the flags of what is shared, and keeps its own
- * where it is copied. `protects`: the consumer does not write through memory marked
- * read-only; `is_copied`: it was copied, or the consumer copies it itself. `readonly=`
- * is about memory that would be shared: neither what is copied in any case nor what has
- * no elements. */
+/* Decide about the view. It gets the flags of what is shared, or keeps its own if it is
+ * copied. `protects`: the consumer does not write through memory marked read-only.
+ * `is_copied`: it was copied before, or the consumer copies it itself. `readonly=` is
+ * about memory that would be shared: neither what is copied in any case nor what has no
+ * elements. */
 static inline dlb_decision dlb_decide(const dlb_policy *with, bool protects,
                                       bool is_copied, dlb_refuser *refuse,
                                       const void *consumer, dlb_view *view) {
@@ -90,7 +90,10 @@ static inline dlb_decision dlb_decide(const dlb_policy *with, bool protects,
             made.copied == NULL && reason == NULL && dlb_element_count(&view->dl) != 0;
         if (is_shared && with->readonly != DLB_SHARE) {
             view->flags = flags;
-            *(with->readonly == DLB_COPY ? &made.copied : &made.refused) = "readonly";
+            if (with->readonly == DLB_COPY)
+                made.copied = "readonly";
+            else
+                made.refused = "readonly";
         }
         made.is_opened = true;
     }

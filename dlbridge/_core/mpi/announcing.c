@@ -19,7 +19,6 @@ char *dlb_write_kind(char *at, const DLTensor *dl) {
     return at + size;
 }
 
-/* False: Python reads it, and says what is wrong. */
 bool dlb_read_kind(const char *data, size_t size, announced *out) {
     description said;
     if (size < sizeof said)
@@ -164,8 +163,9 @@ static int settled_scatter(call *self) {
                          : receive_copies(self, DLB_SCATTER);
 }
 
-/* Where the row of this rank goes, and what it knows of the whole, into `shape`: how
- * many dimensions; 0: nothing, or with `declined` set. */
+/* Where the row of this rank goes. Returns how many dimensions of the whole it knows,
+ * which are in `shape`; 0: none. `*opened` is 0 if the call is declined, -1 with an
+ * exception. */
 static int32_t open_row(call *self, const quick *of, const dlb_peers *over,
                         const source *from, PyObject *out, int64_t *shape,
                         int *opened) {

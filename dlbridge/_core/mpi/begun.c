@@ -247,7 +247,6 @@ static int advance_begun(void *object) {
     return done;
 }
 
-/* Advance so many, those first that have waited longest. */
 int dlb_advance_some(Py_ssize_t count) {
     int done = 0;
     DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
@@ -362,8 +361,6 @@ PyObject *dlb_irecv(const caller *by, dlb_peers *over, PyObject *const *args,
     return started(made);
 }
 
-/* Begin a collective: what the ranks say of it is on its way then. MPI's are begun in
- * the order of calls, which Python knows. */
 PyObject *dlb_begin_call(const caller *by, dlb_peers *over, const char *name,
                          beginning begin, PyObject *const *args) {
     if (!over->is_direct)

@@ -12,8 +12,6 @@
 
 /* ---- going on in Python ---- */
 
-/* Go on in Python: resume(name, what is under way, *the arguments) returns a Request.
- */
 PyObject *dlb_go_on(const quick *self, const char *name, void *under_way,
                     PyObject *const *args, Py_ssize_t count) {
     PyObject *given[12] = {PyUnicode_FromString(name), under_way};
@@ -90,8 +88,6 @@ static PyObject *hand_to_python(const quick *self, const char *name, void *under
     }
 }
 
-/* Wait for it there. An interrupt ends the wait, not the call: the other ranks still
- * get what they wait for. */
 PyObject *dlb_resume(const caller *by, const char *name, void *under_way,
                      PyObject *const *args, Py_ssize_t count) {
     PyObject *request = hand_to_python(by->self, name, under_way, args, count);
@@ -107,7 +103,6 @@ PyObject *dlb_resume(const caller *by, const char *name, void *under_way,
 
 /* ---- a call, and what is known of it ---- */
 
-/* The digest of a call that has no reduction; false, perhaps with an exception. */
 bool dlb_find_digest(const quick *self, PyObject *key, uint8_t digest[16]) {
     PyObject *known = dlb_find_call(self, key);
     bool is_digest =
@@ -118,9 +113,6 @@ bool dlb_find_digest(const quick *self, PyObject *key, uint8_t digest[16]) {
     return is_digest;
 }
 
-/* The root of a call; -1: not a rank of these processes, which Python refuses. That a
- * call with this root is known does not suffice: another communicator may have more
- * ranks. */
 int dlb_read_root(const dlb_peers *over, PyObject *root) {
     int overflow = 0;
     long rank =
@@ -128,8 +120,6 @@ int dlb_read_root(const dlb_peers *over, PyObject *root) {
     return overflow == 0 && rank >= 0 && rank < over->size ? (int)rank : -1;
 }
 
-/* The digest of a call with a root, and that; -1: declined, perhaps with an exception.
- */
 int dlb_find_root(const quick *self, const dlb_peers *over, PyObject *name,
                   PyObject *root, uint8_t digest[16]) {
     int rank = dlb_read_root(over, root);
@@ -199,8 +189,6 @@ void dlb_describe_result(call *self, DLDataType dtype, int32_t ndim,
     self->nbytes = (size_t)dlb_packed_bytes(dtype, 0, dlb_element_count(&dl));
 }
 
-/* The array of `out=`, which may be None, for the result that was described: 1; 0:
- * declined; -1. */
 int dlb_open_result(call *self, const quick *of, PyObject *out) {
     destination to;
     int taken = open_out(of, out, self->dtype, self->ndim, self->shape, &to);
@@ -231,9 +219,6 @@ static bool is_apart(const call *self, const source *from) {
            other + from->nbytes <= start;
 }
 
-/* Memory for the result, as a Tensor: that of `out` if it is given, and may be written
- * meanwhile. NULL, without an exception, if memory cannot be allocated: Python then
- * reports that to all ranks. */
 PyObject *dlb_make_target(call *self, const source *from) {
     dlb_view view;
     if (self->out != NULL && is_apart(self, from)) {
@@ -256,7 +241,6 @@ static int has_result(const call *self) {
     return self->result == NULL ? -1 : 1;
 }
 
-/* Make the result of these contents. */
 int dlb_finish_with(call *self, const char *contents) {
     if (self->out != NULL && self->out_data != contents)
         memcpy(self->out_data, contents, self->nbytes);
@@ -267,7 +251,6 @@ int dlb_finish_with(call *self, const char *contents) {
     return has_result(self);
 }
 
-/* Make the result of its memory, where that was allocated. */
 int dlb_finish_call(call *self) {
     if (self->instead != NULL)
         return dlb_finish_with(self, self->data);
@@ -279,7 +262,6 @@ int dlb_finish_call(call *self) {
 
 /* ---- going on with it ---- */
 
-/* Begin to copy, since all ranks agree. */
 int dlb_begin_copying(call *self, size_t nbytes) {
     if (dlb_collective_post(self->copies, self->ballot) < 0)
         return -1;
@@ -288,7 +270,6 @@ int dlb_begin_copying(call *self, size_t nbytes) {
     return NEXT;
 }
 
-/* 1: it is over, with the result; 0: not yet; ODD; NEXT; -1. */
 int dlb_call_advance(void *object) {
     call *self = object;
     if (self->is_copying) {
@@ -303,8 +284,6 @@ int dlb_call_advance(void *object) {
     return dlb_ballot_agreed(self->ballot) ? self->settled(self) : ODD;
 }
 
-/* 1: begun; 0: declined, also where memory could not be allocated, which Python then
- * reports to all ranks. Any other error stays set. */
 int dlb_begin_or_decline(call *self, beginning begin, const quick *of, dlb_peers *over,
                          PyObject *const *args) {
     int begun = begin(self, of, over, args);
@@ -316,7 +295,6 @@ int dlb_begin_or_decline(call *self, beginning begin, const quick *of, dlb_peers
     return 0;
 }
 
-/* Make a call, and wait for it. */
 PyObject *dlb_make_call(const caller *by, dlb_peers *over, const char *name,
                         beginning begin, PyObject *const *args) {
     call made;
@@ -339,12 +317,10 @@ PyObject *dlb_make_call(const caller *by, dlb_peers *over, const char *name,
 
 /* ---- what follows the ballot ---- */
 
-/* What is too large for the ballot follows it, or is MPI's. */
 int dlb_settled_copy(call *self) {
     return self->copies == NULL ? ODD : dlb_begin_copying(self, self->awaited);
 }
 
-/* What follows when all agree, with memory for the result if this rank gets one; -1. */
 int dlb_add_copies(call *self, dlb_peers *over, dlb_copy_kind kind, const source *from,
                    bool gets_result, size_t part, const dlb_combine *how) {
     PyObject *target = gets_result ? dlb_make_target(self, from) : Py_NewRef(Py_None);

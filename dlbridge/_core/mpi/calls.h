@@ -205,7 +205,7 @@ static inline void dlb_call_keep(call *self, PyObject *const *args, Py_ssize_t c
         self->given[i] = Py_NewRef(args[i]);
 }
 
-/* Make a sum, of which this rank gets the result, a mean if that is the op. */
+/* Divide the sum, if the op is "mean" and this rank gets the result. */
 static inline void dlb_divide_result(const call *self, char *data) {
     if (self->quotients != NULL && self->gets != NOTHING)
         dlb_divide(self->dtype, data, self->nbytes, dlb_ballot_over(self->ballot)->size,

@@ -35,7 +35,7 @@ struct dlb_collective {
     const char *from; /* NULL: nothing goes out */
     char *into;       /* NULL: nothing comes */
     size_t part;      /* bytes from or to each rank; of a bcast, all */
-    dlb_combine how;  /* of a reduce_scatter, as is */
+    dlb_combine how;  /* only for reduce_scatter, like `space` */
     char *space;      /* a block: the rows of the other ranks; NULL: none */
     message few[FEW], *messages;
     size_t count;
@@ -138,10 +138,13 @@ static bool place_of_receive(const dlb_collective *self, int peer, size_t *start
            self->kind == DLB_REDUCE_SCATTER;
 }
 
+/* Whether what is sent has a part for each rank. */
+static bool has_rows(dlb_copy_kind kind) {
+    return kind == DLB_ALLTOALL || kind == DLB_SCATTER || kind == DLB_REDUCE_SCATTER;
+}
+
 static bool place_of_send(const dlb_collective *self, int peer, size_t *start) {
-    bool has_rows = self->kind == DLB_ALLTOALL || self->kind == DLB_SCATTER ||
-                    self->kind == DLB_REDUCE_SCATTER;
-    *start = has_rows ? self->part * (size_t)peer : 0;
+    *start = has_rows(self->kind) ? self->part * (size_t)peer : 0;
     return self->kind == DLB_ALLGATHER || self->kind == DLB_ALLTOALL ||
            self->kind == DLB_REDUCE_SCATTER ||
            (self->kind == DLB_GATHER && peer == self->root) ||
@@ -422,9 +425,7 @@ static bool read_part(dlb_copy_kind kind, const dlb_peers *over, int root,
     bool is_root = over->rank == root;
     bool sends = kind == DLB_BCAST || kind == DLB_SCATTER ? is_root : true;
     bool receives = kind == DLB_BCAST ? !is_root : kind == DLB_GATHER ? is_root : true;
-    bool has_rows =
-        kind == DLB_ALLTOALL || kind == DLB_SCATTER || kind == DLB_REDUCE_SCATTER;
-    size_t rows_sent = has_rows ? size : 1;
+    size_t rows_sent = has_rows(kind) ? size : 1;
     size_t rows_come =
         kind == DLB_ALLGATHER || kind == DLB_ALLTOALL || kind == DLB_GATHER ? size : 1;
     if ((sends && sent == NULL) || (receives && comes == NULL))

@@ -21,7 +21,6 @@ static int read_number(PyObject *given, int most) {
     return overflow || number < 0 || number > most ? -1 : (int)number;
 }
 
-/* Post a message; NULL: declined, or with an exception. */
 posted *dlb_begin_send(const quick *self, dlb_peers *over,
                        PyObject *const *args) { /* x, dest, tag */
     int dest = read_number(args[1], over->size - 1);
@@ -66,8 +65,6 @@ PyObject *dlb_send(const caller *by, dlb_peers *over, PyObject *const *args,
     return result;
 }
 
-/* Whether a message has the form that a send writes; `number` is set to the tag of
- * large contents. */
 bool dlb_read_message(const posted *message, announced *out, uint32_t *number) {
     message_head head;
     size_t size = (size_t)message->head.size;
@@ -84,7 +81,6 @@ bool dlb_read_message(const posted *message, announced *out, uint32_t *number) {
            out->come == (out->nbytes <= SMALL_MESSAGE ? out->nbytes : 0);
 }
 
-/* Whether what is announced has the shape and dtype of a tensor. */
 bool dlb_fits(const announced *said, const DLTensor *dl) {
     return said->ndim == dl->ndim &&
            memcmp(&said->dtype, &dl->dtype, sizeof dl->dtype) == 0 &&
@@ -110,7 +106,6 @@ static int receive_contents(posted *message, dlb_view *view, bool is_new,
     return dlb_wait_shortly(advance_message, message, message->over, nbytes);
 }
 
-/* 1: open, and the caller closes it; 0: declined; -1. */
 int dlb_open_receiver(const quick *self, const dlb_peers *over, PyObject *source_,
                       PyObject *tag, PyObject *out, receiver *made) {
     bool any_tag = tag == Py_None;

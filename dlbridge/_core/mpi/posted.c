@@ -39,7 +39,6 @@ int dlb_post_head(posted *self, int tag) {
                 self->over->messages);
 }
 
-/* Send large contents, or receive them, from or into memory of the buffer. */
 int dlb_post_contents(posted *self, dlb_buffer *buffer, char *data, size_t nbytes,
                       uint32_t number) {
     self->buffer = dlb_buffer_retain(buffer);
@@ -79,7 +78,6 @@ static int advance_request(const posted *self, request *tested) {
     return 1;
 }
 
-/* Returns 1 when the message is complete, 0 if not yet, -1 with an exception. */
 int dlb_posted_advance(posted *self) {
     if (self->is_busy) /* another thread is in there */
         return 0;
@@ -106,7 +104,6 @@ static PyObject *posted_advance(PyObject *object, PyObject *Py_UNUSED(none)) {
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
-/* Take back a receive of which nothing has come: whether that was done. */
 int dlb_posted_cancel(posted *self) {
     const dlb_mpi *mpi = &self->over->mpi;
     dlb_mpi_status status;

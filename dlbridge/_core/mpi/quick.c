@@ -98,7 +98,6 @@ static int go_on_aside(quick *self) {
     return result == NULL ? -1 : 0;
 }
 
-/* Whether calls may be made here; 0: no, perhaps with an exception. */
 bool dlb_is_open(quick *self, const dlb_peers *over) {
     int is_over = 0;
     return dlb_is_member(over) && over->mpi.finalized(&is_over) == 0 && !is_over &&
@@ -120,7 +119,6 @@ static dlb_peers *open_peers(quick *self) {
     return NULL;
 }
 
-/* Seconds for which a wait yields the processor before Python waits. */
 double dlb_patience(const dlb_peers *over, size_t nbytes) {
     double awake =
         over->is_near ? 50e-6 + 5e-10 * (double)nbytes : 300e-6 + 2e-9 * (double)nbytes;

@@ -33,7 +33,6 @@ static int take_known(PyObject *x, size_t most, source *out) {
     return 0;
 }
 
-/* 1: taken, and the caller drops it; 0: declined; -1. */
 int dlb_source_take(const quick *self, PyObject *x, size_t most, source *out) {
     out->known = dlb_cache_get(self->types, (PyObject *)Py_TYPE(x));
     if (out->known == NULL)
@@ -44,7 +43,6 @@ int dlb_source_take(const quick *self, PyObject *x, size_t most, source *out) {
     return taken;
 }
 
-/* Like dlb_source_take, for the array of `out=`; declines what must not be written. */
 int dlb_source_take_out(const quick *self, PyObject *x, source *out) {
     int taken = dlb_source_take(self, x, INT_MAX, out);
     if (taken <= 0 ||

@@ -4,10 +4,7 @@
 
 static int take(PyObject *x, const dlb_known_type *known, bool Py_UNUSED(detaches),
                 dlb_view *view) {
-    PyObject *lend = Py_NewRef(known->payload); /* its place may change meanwhile */
-    int status = dlb_take_by_lending(x, lend, view);
-    Py_DECREF(lend);
-    return status;
+    return dlb_take_with_payload(dlb_take_by_lending, x, known, view);
 }
 
 /* The payload is the function of `dlb_take_by_lending`. */

@@ -121,10 +121,7 @@ static int take_by_function(PyObject *x, PyObject *payload, dlb_view *view) {
 
 static int take_capsule(PyObject *x, const dlb_known_type *known,
                         bool Py_UNUSED(detaches), dlb_view *view) {
-    PyObject *payload = Py_NewRef(known->payload); /* its place may change meanwhile */
-    int status = take_by_function(x, payload, view);
-    Py_DECREF(payload);
-    return status;
+    return dlb_take_with_payload(take_by_function, x, known, view);
 }
 
 static int accept_function(dlb_known_type *made) {

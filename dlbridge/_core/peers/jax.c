@@ -80,9 +80,7 @@ static int take_jax_array(PyObject *x, PyObject *payload, dlb_view *view) {
 /* What JAX itself says of its memory depends on its version. */
 static int take_jax(PyObject *x, const dlb_known_type *known, bool Py_UNUSED(detaches),
                     dlb_view *view) {
-    PyObject *payload = Py_NewRef(known->payload); /* its place may change meanwhile */
-    int status = take_jax_array(x, payload, view);
-    Py_DECREF(payload);
+    int status = dlb_take_with_payload(take_jax_array, x, known, view);
     if (status == 0)
         view->flags |= DLPACK_FLAG_BITMASK_READ_ONLY | DLB_IMMUTABLE;
     return status;

@@ -93,6 +93,16 @@ static inline const dlb_known_type *dlb_type_of(PyObject *x) {
 bool dlb_is_framework_type(PyTypeObject *type);
 /* Show a type to its adapter, once; -1: an error that is not an Exception. */
 int dlb_meet_type(PyTypeObject *type);
+/* Take x with the payload of its row, held: the entry may go as soon as Python code
+ * runs. */
+static inline int
+dlb_take_with_payload(int (*take)(PyObject *x, PyObject *payload, dlb_view *view),
+                      PyObject *x, const dlb_known_type *known, dlb_view *view) {
+    PyObject *payload = Py_NewRef(known->payload);
+    int status = take(x, payload, view);
+    Py_DECREF(payload);
+    return status;
+}
 /* For `accept`: a tuple of `count`; -1 with an error that says what is needed. */
 int dlb_expect_payload(PyObject *payload, Py_ssize_t count, const char *needs);
 extern PyMethodDef dlb_type_functions[];
@@ -155,6 +165,8 @@ PyObject *dlb_hold_buffer(PyObject *x, PyObject *kept);
 int dlb_fill_from_buffer(const Py_buffer *in, dlb_view *view);
 
 /* ---- tvm.c ---- */
+/* In an object of tvm-ffi's C ABI: where its type is, and what follows the header. */
+enum { DLB_TVM_TYPE_AT = 8, DLB_TVM_HEADER_SIZE = 24 };
 /* The libtvm_ffi that the process has loaded, as dlsym takes it; a second copy would
  * know nothing of the first's objects. False: there is none. */
 bool dlb_tvm_ffi_library(void **library);

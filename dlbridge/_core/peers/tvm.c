@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 #include <link.h>
 
-enum { TENSOR_TYPE = 70, TYPE_AT = 8, HEADER_SIZE = 24 };
+enum { TENSOR_TYPE = 70 };
 
 /* ---- the library ---- */
 
@@ -39,6 +39,8 @@ static int accept(dlb_known_type *known) {
     void *library, *found_retain = NULL, *found_drop = NULL;
     if (dlb_expect_payload(known->payload, 2, "tvm needs (handle, lend)") < 0)
         return -1;
+    if (retain != NULL) /* by an earlier type */
+        return 0;
     if (dlb_tvm_ffi_library(&library)) {
         found_retain = dlsym(library, "TVMFFIObjectIncRef");
         found_drop = dlsym(library, "TVMFFIObjectDecRef");
@@ -47,8 +49,8 @@ static int accept(dlb_known_type *known) {
         PyErr_SetString(PyExc_RuntimeError, "libtvm_ffi is not loaded");
         return -1;
     }
-    *(void **)&retain = found_retain;
     *(void **)&drop = found_drop;
+    *(void **)&retain = found_retain;
     return 0;
 }
 
@@ -65,7 +67,7 @@ static int hold(char *object, dlb_view *view) {
         PyErr_NoMemory();
         return -1;
     }
-    view->dl = *(const DLTensor *)(object + HEADER_SIZE);
+    view->dl = *(const DLTensor *)(object + DLB_TVM_HEADER_SIZE);
     view->flags = 0;
     view->version = (DLPackVersion){DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
     view->borrowed = (dlb_stream_id){0};
@@ -83,7 +85,7 @@ static int take_object(PyObject *x, PyObject *payload, dlb_view *view) {
     if (object == NULL)
         return PyErr_Occurred() ? -1 : DLB_DECLINED;
     int32_t type;
-    memcpy(&type, object + TYPE_AT, sizeof type);
+    memcpy(&type, object + DLB_TVM_TYPE_AT, sizeof type);
     if (type != TENSOR_TYPE)
         return DLB_DECLINED;
     if (hold(object, view) < 0)
@@ -96,10 +98,7 @@ static int take_object(PyObject *x, PyObject *payload, dlb_view *view) {
 
 static int take(PyObject *x, const dlb_known_type *known, bool Py_UNUSED(detaches),
                 dlb_view *view) {
-    PyObject *payload = Py_NewRef(known->payload); /* its place may change meanwhile */
-    int status = take_object(x, payload, view);
-    Py_DECREF(payload);
-    return status;
+    return dlb_take_with_payload(take_object, x, known, view);
 }
 
 /* The payload is (handle, lend): the method that returns the address of the object, and

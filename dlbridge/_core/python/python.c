@@ -469,11 +469,12 @@ PyObject *dlb_dims_tuple(const int64_t *dims, int32_t ndim) {
     return tuple;
 }
 
-/* The first function that the standard demands of a table and that is NULL here. */
-static const char *missing_function(const DLPackExchangeAPI *table) {
-    if (table->managed_tensor_allocator == NULL)
+/* The first function that the standard demands of a table and that is NULL here, of
+ * those that make objects or of all. */
+static const char *missing_function(const DLPackExchangeAPI *table, bool only_gives) {
+    if (!only_gives && table->managed_tensor_allocator == NULL)
         return "managed_tensor_allocator";
-    if (table->managed_tensor_from_py_object_no_sync == NULL)
+    if (!only_gives && table->managed_tensor_from_py_object_no_sync == NULL)
         return "managed_tensor_from_py_object_no_sync";
     if (table->managed_tensor_to_py_object_no_sync == NULL)
         return "managed_tensor_to_py_object_no_sync";
@@ -498,16 +499,9 @@ static const DLPackExchangeAPI *find_table(PyObject *capsule) {
     return (const DLPackExchangeAPI *)header;
 }
 
-const DLPackExchangeAPI *dlb_parse_giving_table(PyObject *capsule) {
+static const DLPackExchangeAPI *parse_table(PyObject *capsule, bool only_gives) {
     const DLPackExchangeAPI *table = find_table(capsule);
-    bool gives = table != NULL && table->managed_tensor_to_py_object_no_sync != NULL &&
-                 table->current_work_stream != NULL;
-    return gives || table == NULL ? table : dlb_parse_table(capsule);
-}
-
-const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
-    const DLPackExchangeAPI *table = find_table(capsule);
-    const char *missing = table != NULL ? missing_function(table) : NULL;
+    const char *missing = table != NULL ? missing_function(table, only_gives) : NULL;
     if (missing == NULL)
         return table;
     dlb_refuse("producer",
@@ -515,6 +509,14 @@ const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
                "report it to the framework that offers it",
                missing);
     return NULL;
+}
+
+const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule) {
+    return parse_table(capsule, false);
+}
+
+const DLPackExchangeAPI *dlb_parse_giving_table(PyObject *capsule) {
+    return parse_table(capsule, true);
 }
 
 /* ---- NumPy's C API ---- */

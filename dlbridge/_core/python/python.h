@@ -156,7 +156,8 @@ int dlb_parse_dtype(PyObject *triple, DLDataType *dtype);
 int dlb_parse_device(PyObject *pair, DLDevice *device);
 PyObject *dlb_dims_tuple(const int64_t *dims, int32_t ndim);
 const DLPackExchangeAPI *dlb_parse_table(PyObject *capsule);
-/* The same for who only makes objects with it: it may lack functions for the others. */
+/* Like dlb_parse_table, for a table that only makes objects: the allocator and
+ * managed_tensor_from_py_object_no_sync may be missing. */
 const DLPackExchangeAPI *dlb_parse_giving_table(PyObject *capsule);
 
 #endif /* DLBRIDGE_CORE_PYTHON_PYTHON_H_ */

@@ -100,7 +100,8 @@ static void retire(export_t *export) {
         dlb_buffer_drop(export->kept);
     dlb_count_live(exports, -1);
     ring *own = OWN_RING;
-    /* Not one atomic step, which takes longer: two threads may well use one slot. */
+    /* Not one atomic step, which takes longer. Where threads race, a slot is used twice
+     * or early: the ring only has to hold most structs for a while. */
     unsigned slot = atomic_load_explicit(&own->next, memory_order_relaxed);
     atomic_store_explicit(&own->next, (slot + 1) % RING_SIZE, memory_order_relaxed);
     export_t *oldest = atomic_exchange(&own->slots[slot], export);

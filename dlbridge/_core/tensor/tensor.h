@@ -77,7 +77,8 @@ void dlb_count_deletion(void *managed);
  * returned. */
 const char *dlb_take_managed(DLManagedTensorVersioned *managed, dlb_view *view);
 const char *dlb_take_legacy(DLManagedTensor *managed, dlb_view *view);
-/* The same with the tensor that the view has already, and a buffer that keeps it. */
+/* Like dlb_take_managed, for a view whose tensor is already set; `buffer` keeps its
+ * memory, and the reference is stolen even on failure. */
 const char *dlb_take_held(dlb_buffer *buffer, dlb_view *view);
 /* A managed tensor of ours over the view's tensor; steals the view's buffer reference
  * even on failure (NULL, no Python error set: out of memory). */

@@ -23,8 +23,8 @@ bool dlb_torch_has_functions(void) {
     return is_open;
 }
 
-/* The descriptor of Tensor._cdata, for good, or NULL: to look the attribute up takes as
- * long as to read it. */
+/* The descriptor of Tensor._cdata, never released, or NULL. Looking it up takes as long
+ * as reading it. */
 static _Atomic(PyGetSetDescrObject *) cdata;
 
 static void find_cdata(PyTypeObject *tensor_type) {
@@ -35,7 +35,7 @@ static void find_cdata(PyTypeObject *tensor_type) {
     if (!is_read ||
         !atomic_compare_exchange_strong(&cdata, &none, (PyGetSetDescrObject *)found))
         Py_XDECREF(found);
-    PyErr_Clear();
+    dlb_drop_error();
 }
 
 static PyObject *read_cdata(PyObject *x) {
