@@ -216,7 +216,7 @@ def inspect(x: object, /) -> Inspection:
 
     Raises:
         UnsupportedTypeError: `x` has no DLPack interface.
-        ExchangeError: `x` is a tensor of a framework that must not be asked, as the text says.
+        ExchangeError: the export of `x` would crash the process.
 
     Example:
         >>> import numpy, dlbridge
@@ -242,7 +242,7 @@ def inspect(x: object, /) -> Inspection:
             f"neither __dlpack__ nor {protocol.TABLE}{protocol.advise(x)}"
         )
     if (found := adapter.adapter_of_type(kind)) is not None:
-        found.check_producer(x, "inspect")
+        found.check_export(x, "inspect")
     if export is None:
         return Inspection(title, _ask_device(x), table=table, problems=_compare(x, None, None))
     newest = _ask(export, max_version=protocol.VERSION)

@@ -255,11 +255,11 @@ class Framework:
         """Return what the random key `x` is made of, or None where `x` is none."""
         return None
 
-    def check_producer(self, x: Any, call: str) -> None:
-        """Refuse one of this framework's arrays that must not be asked for a capsule.
+    def check_export(self, x: Any, call: str) -> None:
+        """Refuse an array of this framework whose export would crash the process.
 
         Raises:
-            ExchangeError: to ask would end the process.
+            ExchangeError: `x` is such an array.
         """
 
     def limits(self) -> native.Limits:

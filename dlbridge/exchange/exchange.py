@@ -559,10 +559,10 @@ def _require_driver(call: str, *devices: int) -> None:
 def _adapt(
     tensor: native.TensorBase, framework: Framework, policy: Policy, context: ExchangeContext
 ) -> native.TensorBase:
-    """Return `tensor`, or a copy, on a device and of a dtype that the framework knows, if it can.
+    """Return `tensor`, or a copy, with a device and dtype that the framework has, if possible.
 
-    Pinned memory is taken as the CPU's, elements of less than a byte are packed or padded, and
-    64-bit numbers are narrowed.
+    Pinned memory becomes CPU memory, sub-byte elements are packed or padded, and 64-bit numbers are
+    narrowed.
     """
     reason = framework.refusal(tensor)
     if reason == "device" and tensor._device_pair[0] == _PINNED:
@@ -585,12 +585,12 @@ def _share_or_copy(
     context: ExchangeContext,
     import_copies: bool,
 ) -> native.TensorBase:
-    """Return `tensor` as it is shared, or a copy, or refuse: as `dlb_decide` in C decides."""
+    """Share, copy or refuse `tensor`, as `dlb_decide` in C decides."""
     refusal = None if framework is None else framework.refusal
     protects = framework is None or framework.limits().protects_readonly
     is_copied = import_copies or context.copied_by is not None
     tensor, why, refused = native.decide(tensor, policy, refusal, protects, is_copied)
-    if why is not None:
+    if why is not None and refused in (None, "device"):  # a copy cures nothing else
         if tensor.size or why not in _COPY_HELPS:
             tensor = _copy(tensor, why, policy, context)
         else:  # without elements there is nothing to copy: fresh memory fits any consumer

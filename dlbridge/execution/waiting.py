@@ -25,10 +25,9 @@ _DEADLINE = _Deadline()
 def call_until(
     end: float, late: Callable[[], Exception], function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """Return `function(*arguments)`.
+    """Call a function whose waits in this thread raise `late()` after `end`; return its result.
 
-    Its waits in this thread raise `late()` from `end` on, in seconds of `time.monotonic`; a call
-    around this one that must end before keeps its limit.
+    `end` is in seconds of `time.monotonic`. An earlier limit of an enclosing call stays in force.
     """
     before = _DEADLINE.limit
     limit = before if before is not None and before[0] <= end else (end, late)

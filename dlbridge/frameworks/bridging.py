@@ -31,19 +31,19 @@ def bridge(
 
     **`to="jax"`** returns (function, params) of a torch.nn.Module, of a model or layer of Keras 3
     on TensorFlow, of a tf.Module, or of a function of TensorFlow.
-    `function(params, *args, **kwargs)` calls it with the arrays of `params` for its tensors, and
-    returns what it returns, with arrays of JAX. It works inside of `jax.jit`, `jax.grad`,
+    `function(params, *args, **kwargs)` calls it with the arrays of `params` in place of its
+    tensors, and returns its results as JAX arrays. It works inside `jax.jit`, `jax.grad`,
     `jax.vmap` and `jax.lax.scan`; the other framework computes it and differentiates it. Shapes and
     dtypes are found once for each signature, on fake tensors of torch or by TensorFlow's tracing.
-    `params` is `{"params": {name: array}, "buffers": {name: array}}` over the memory of the
-    tensors; a shared parameter is there once. Differentiate with respect to `params["params"]`.
+    `params` is `{"params": {name: array}, "buffers": {name: array}}` and shares the memory of the
+    tensors; a shared parameter appears once. Differentiate with respect to `params["params"]`.
 
-    The function is of the module as it is now: in training or evaluation, with its hooks. It is
-    pure: what the model writes into its buffers is returned, and random numbers of torch come from
-    `rng=`, a key of JAX (`jax.random.bits(key, dtype="uint32")` is the seed).
+    The function captures a torch.nn.Module as it is now, with its mode and its hooks. It is pure:
+    new values of buffers are returned, and torch draws random numbers from a seed that comes from
+    `rng=`, a JAX key: `jax.random.bits(key, dtype="uint32")`.
 
-    Results are copied into memory of JAX; arguments are shared, except that the smallest of more
-    than 511 tensors are passed in one packed copy for each dtype. 64-bit integers are 32 bits wide
+    Results are copied into JAX's memory. Arguments are shared; if there are more than 511 tensors,
+    the smallest are packed into one copy per dtype. 64-bit integers are 32 bits wide
     where JAX has none. A backward pass runs the model once more.
 
     **`to="torch"`** returns a torch.nn.Module of a function of JAX or TensorFlow, a tf.Module, or
@@ -57,7 +57,8 @@ def bridge(
     torch.func.vmap is `jax.vmap`, or `tf.vectorized_map`. Keras gets the mode of the torch module
     as `training=`.
 
-    A function is TensorFlow's if a leaf of a tree is, or if tf.function made it. Floating and
+    A function is TensorFlow's if its trees hold one of its tensors, or if tf.function made it.
+    Floating and
     complex arrays of `params` are parameters, its other arrays and those of `buffers` are buffers,
     by their paths in the trees. Of a tf.Module and of Keras, trainable variables are parameters and
     the others buffers: by the paths of attributes, and by those of Keras without the name of the
@@ -72,15 +73,15 @@ def bridge(
         buffers: a tree of arrays that are not trained; None for none.
         mutable: True allows a call that changes buffers, and False refuses it. For JAX, the
             function then returns (result, buffers), with the buffers as the call leaves them; a
-            torch.nn.Module writes them into its own. Of a function, True says that it returns
-            (result, buffers) itself.
+            torch.nn.Module writes them into its own. For a function, True means that it
+            returns (result, buffers) itself.
         batch: for JAX, how `jax.vmap` computes a batch: "sequential", one by one, or "batched",
             by torch.func.vmap or tf.vectorized_map where the model writes no tensor and draws no
             random numbers.
         narrow: for JAX, as of `convert`, for the parameters.
 
     Raises:
-        UnsupportedTypeError: `f` is nothing that goes there.
+        UnsupportedTypeError: `f` cannot be bridged to this target.
         ArgumentError: the target is another, a value is unknown, an argument is of the other
             direction, the module's parameters have no shape yet or are on several devices, or two
             arrays would have one name. Calls raise it as well, for tensors on two devices, and for
@@ -129,7 +130,7 @@ def bridge(
 
 
 def _source_of(f: Any, params: Any, buffers: Any) -> str | None:
-    """Return whose function or model it is, "jax" or "tensorflow"; None for what is no function."""
+    """Return the framework of a function or model, "jax" or "tensorflow"; None for others."""
     if _is_model(f):
         return "tensorflow"
     if not callable(f):

@@ -578,14 +578,14 @@ def _labels(schema: Schema, own: Schema, word: str) -> tuple[str, ...]:
 
 
 class Derivable:
-    """A function that has its own derivative, and is called as Python functions of kernels are."""
+    """A Python function of a kernel that makes its own derivative."""
 
     def __call__(self, *tensors: Any) -> Any:
         """Return the results."""
         raise NotImplementedError
 
     def derive(self) -> Derivable:
-        """Return the function of tensors and cotangents that gives the gradients."""
+        """Return the function from tensors and cotangents to gradients."""
         raise NotImplementedError
 
 
@@ -595,7 +595,7 @@ class Automatic(NamedTuple):
     The vjp of a derived kernel is one: it is derived in turn once somebody differentiates twice.
 
     Attributes:
-        framework: "torch" or "jax"; or that of the arrays of a function that is `Derivable`.
+        framework: "torch" or "jax"; for a `Derivable` function, the framework of its arrays.
         wrap: `dlbridge.wrap`, which makes the kernel of the derivative.
     """
 

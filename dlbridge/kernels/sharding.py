@@ -1,7 +1,7 @@
 """Sharding rules: the dimensions along which a call may be split between devices.
 
-`sharding="m, n"` of `mm(x: f32[m, k], y: f32[k, n]) -> f32[m, n]` says that a part of the rows of
-`x`, and all of `y`, give that part of the rows of the result, and that columns do likewise. Tensors
+`sharding="m, n"` of `mm(x: f32[m, k], y: f32[k, n]) -> f32[m, n]` means that some rows of `x`
+and all of `y` give the same rows of the result, and likewise for the columns of `y`. Tensors
 without the dimension are needed whole. A pack (`...`, `*batch`) stands for each of its dimensions.
 """
 
@@ -15,7 +15,7 @@ from dlbridge.kernels.schema import Schema, join_parts
 
 
 def read_names(given: object) -> tuple[str, ...] | None:
-    """Return the names of dimensions as `wrap` was given them: text with commas, or several.
+    """Return the names of dimensions in `sharding=`: a comma-separated string, or an iterable.
 
     Raises:
         ArgumentError: it is neither.
@@ -23,45 +23,52 @@ def read_names(given: object) -> tuple[str, ...] | None:
     if given is None:
         return None
     several = given.split(",") if isinstance(given, str) else given
-    if not isinstance(several, Iterable) or not all(isinstance(each, str) for each in several):
+    names = tuple(several) if isinstance(several, Iterable) else (several,)
+    if not all(isinstance(each, str) for each in names):
         raise ArgumentError(
             f"wrap: sharding must be names of dimensions, as in 'm, n' or '...', got {given!r}"
         )
-    return tuple(dict.fromkeys(each.strip().removeprefix("*") for each in several))
+    return tuple(dict.fromkeys(each.strip().removeprefix("*") for each in names))
+
+
+def may_be_split(schema: Schema) -> bool:
+    """Return whether calls on parts of the arguments can give parts of the results."""
+    is_unusual = schema.mutated or schema.has_lists or schema.counts or schema.has_optional_results
+    return bool(schema.tensors and schema.results) and not is_unusual
 
 
 def check_names(schema: Schema, names: Iterable[str]) -> None:
-    """Refuse dimensions along which no call of a kernel can be split.
+    """Refuse dimensions along which calls of a kernel cannot be split.
 
     Raises:
-        ArgumentError: the schema writes, or has lists or optional results; a name is none of its
-            dimensions, is computed with or an argument, or a result or an argument does not have it
-            once.
+        ArgumentError: the schema writes, or has lists or optional results; a name is not one of its
+            dimensions, is used in an expression or is an argument; a result lacks it, or a tensor
+            has it twice.
     """
     where = f"wrap: {schema.qualified}: sharding="
-    if schema.mutated or schema.has_lists or schema.counts or schema.has_optional_results:
+    if not may_be_split(schema):
         raise ArgumentError(
-            f"{where} is for kernels that write into no argument, without lists of tensors and "
-            "results that are optional or whose size the kernel says"
+            f"{where} is for kernels from tensors to new tensors: not for those that write into "
+            "arguments, have lists of tensors or optional results, or determine the size of one"
         )
     parts = join_parts(schema.tensors, schema.results)
     for name in names:
         why = ""
         if name not in (*schema.names, *schema.packs):
             known = ", ".join((*schema.names, *schema.packs)) or "none"
-            why = f"is no dimension of the schema, which has {known}"
+            why = f"is not a dimension of the schema; it has {known}"
         elif any(name == each for _, each in (*schema.sizes, *schema.spread)):
-            why = "is an argument"
+            why = "is a scalar argument"
         elif any(name in dim.names for part in parts for dim in part.dims if dim.kind != "name"):
-            why = "is computed with"
+            why = "is used in an expression"
         else:
             counts = {part.name: len(_places(part, name)) for part in parts}
             lacking = [part.name for part in schema.results if counts[part.name] == 0]
             twice = [each for each, count in counts.items() if count > 1]
             if lacking:
-                why = f"is no dimension of the result {lacking[0]!r}, of which a part is no part"
+                why = f"is not a dimension of the result {lacking[0]!r}"
             elif twice:
-                why = f"is there twice in {twice[0]!r}"
+                why = f"occurs twice in {twice[0]!r}"
         if why:
             raise ArgumentError(f"{where} names {name!r}, which {why}")
 
@@ -78,8 +85,8 @@ def splits(schema: Schema, names: Iterable[str], ranks: Iterable[int | None]) ->
 
     Args:
         schema: of the kernel.
-        names: of the dimensions and packs, as `check_names` allows them.
-        ranks: of the tensor arguments; None for one that is left out.
+        names: the dimensions and packs, as `check_names` allows them.
+        ranks: the rank of each tensor argument; None if it is omitted.
     """
     packs: dict[Any, int] = {}
     for part, rank in zip(schema.tensors, ranks, strict=True):
@@ -106,7 +113,7 @@ def _places(part: Any, name: str) -> list[int]:
 
 
 def _axis(part: Any, name: str, offset: int, packs: dict[Any, int]) -> int | None:
-    """Return which axis of a tensor the dimension is, or the one at `offset` in the pack."""
+    """Return the axis of a dimension in a tensor, or of the one at `offset` in a pack."""
     places = _places(part, name)
     if not places:
         return None

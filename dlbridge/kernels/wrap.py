@@ -193,9 +193,9 @@ def wrap(
             "lower_precision_fp" to the region's dtype, "promote" to the widest that they have. As
             for torch's own functions, float64 is left alone, arguments that are written are never
             cast, and calls with `out=` are not either. None (default) leaves all as they are.
-        sharding: dimensions along which a call may be split, "m, n" or "...": parts of the
-            arguments that have one, and all of the others, give that part of each result. torch's
-            DTensors are split along these, and gathered for the call along all others.
+        sharding: dimensions along which a call may be split, "m, n" or "...": a part of each
+            argument with the dimension, and all of the others, give that part of each result.
+            torch's DTensors stay sharded along these, and are gathered along all others.
         stream: "current" (default) runs on the caller's current stream of a device that has such,
             "default" on the device's default one, with events before and after.
         grid: of a GPU kernel that dlbridge launches: blocks, as one to three integers or

@@ -3,8 +3,8 @@
 The ranks agree once on all tensors. Then each large tensor goes by itself, from where it is; small
 ones of one dtype are packed, and their results share memory.
 
-An allreduce is `native.TreeBallot`, which C begins by itself for trees of which it has learnt a
-`native.TreePlan`. Buckets have what MPI moves.
+An allreduce is a `native.TreeBallot`, which C begins by itself for trees whose `native.TreePlan`
+it has learnt. Buckets have what MPI moves.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Channel:
     def close(self) -> None:
         """Free the copies when the user frees the communicator, as MPI has few of them.
 
-        With calls under way, they stay until somebody has waited for the last of these.
+        While calls are in progress they stay: waiting for the last of these frees them.
         """
         if self.engine.uses(self):
             CLOSING.append(self)
@@ -100,7 +100,7 @@ class Channel:
             self.free()
 
     def free(self) -> None:
-        """Free the copies: no call goes on over them. MPI needs no other rank for that."""
+        """Free the copies, when no call is in progress; MPI libraries do so without other ranks."""
         self.engine.job.watched.remove(self.messages)
         for each in (self.collective, self.messages):
             each.Free()
@@ -140,7 +140,7 @@ _MAKING = registry.lock()
 
 
 class _Making:
-    """What is made of a communicator, one after the other: copies, then who is on which host.
+    """What a channel is made of, step by step: copies of a communicator, then hosts of its ranks.
 
     Attributes:
         copies: those that are complete.
@@ -148,12 +148,12 @@ class _Making:
 
     def __init__(self) -> None:
         self.copies: list[Any] = []
-        self._next: Any = None  # a copy, or what ranks say of their hosts
+        self._next: Any = None  # the next copy, or the hosts of all ranks
         self._request: Any = None
         self._is_complete = False
 
     def advance(self, mpi: Any, comm: Any) -> bool:
-        """Go on; return whether all is there."""
+        """Advance; return whether everything is complete."""
         if self._request is not None:
             if not self._request.Test():
                 return False

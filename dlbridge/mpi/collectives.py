@@ -616,7 +616,7 @@ def _copy(
 ) -> Request:
     """Begin a collective that copies what is too large for the agreement.
 
-    A reduce_scatter reduces it, by `how`, and settles the sum.
+    Of a reduce_scatter, `how` is the reduction, and `settle` completes the result in place.
     """
     target = made = None
     if gets_result:

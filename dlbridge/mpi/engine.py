@@ -24,7 +24,7 @@ from dlbridge.errors import ArgumentError, DLBridgeError, MPIError, MPITimeoutEr
 from dlbridge.mpi.job import Job, Nap, end_together, named
 from dlbridge.signals import not_from_handler
 
-# Seconds of yielding before a wait sleeps, and so many more for each byte that is on its way:
+# Seconds for which a wait yields before it sleeps, and seconds more for each byte in transit:
 # within a host, and between hosts. As in _core/mpi/quick.c.
 _NEAR, _FAR = (50e-6, 5e-10), (300e-6, 2e-9)
 LOOK = 0.01  # seconds after which a wait looks who has left,
@@ -36,7 +36,7 @@ _TOGETHER = 64  # operations that `wait_some` looks at between two looks at inte
 Steps = Generator[Any, None, Any]
 
 CLOSING: list[Any] = []
-"""Channels of communicators that were freed with calls under way: each goes when these end."""
+"""Channels whose communicator was freed while calls were in progress, to be freed after these."""
 
 
 class Deadline(NamedTuple):
@@ -219,18 +219,15 @@ class Engine:
             return is_active or native.is_begun_over(channel.peers)
 
     def free_unused(self) -> None:
-        """Free what belongs to communicators that were freed, and over which no call goes on."""
+        """Free those of the closing channels over which no call is in progress."""
         if self.job.is_member():
             native.defer_signals(self._free_unused)
 
     def _free_unused(self) -> None:
-        for each in tuple(CLOSING):
-            if not self.uses(each):
-                with self._lock:
-                    is_mine = each in CLOSING  # not another thread's
-                    if is_mine:
-                        CLOSING.remove(each)
-                if is_mine:
+        with self._lock:
+            for each in tuple(CLOSING):
+                if not self.uses(each):
+                    CLOSING.remove(each)
                     each.free()
 
     def _advance_everything(self) -> bool:
@@ -483,7 +480,7 @@ def wait_all(requests: Iterable[Request], timeout: float | None) -> list[Any]:
 
 
 def _wait_for_each(made: list[Request], limit: Deadline | None) -> None:
-    """Wait for requests in order, until one failed."""
+    """Wait for requests in order, until one fails."""
     at = 0
     while at < len(made) and not made[at]._has_failed:
         at = native.finish_begun(made, at)

@@ -476,7 +476,7 @@ def check_optional(subject: Subject) -> None:
 
 
 def check_sharding(subject: Subject) -> None:
-    """Halves along each dimension that `sharding=` names give those halves of the results."""
+    """Halves of arguments along each dimension of `sharding=` give those halves of results."""
     recipe, sample, done = subject.recipe, subject.sample, 0
     arrays = [native.convert(each, "numpy") for each in sample.tensors]
     for axes, result_axes in splits(recipe.schema, recipe.kernel.sharding, map(np.ndim, arrays)):
@@ -497,7 +497,7 @@ def check_sharding(subject: Subject) -> None:
                 _rows(each, axis, half)
                 for each, axis in zip(sample.expected, result_axes, strict=True)
             ]
-            what = f"of a part along axis {split[0][1]} of the first argument that has it, "
+            what = f"of one half along axis {split[0][1]} of the first argument that is split, "
             samples.compare(recipe, got, expected, samples.names(recipe.schema), what)
     if not done:
         raise Inapplicable("no dimension that sharding= names has two elements")

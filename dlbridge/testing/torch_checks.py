@@ -115,7 +115,7 @@ def check_gradcheck(subject: Subject) -> None:
 
 
 def check_autocast(subject: Subject) -> None:
-    """torch.autocast: values and gradients are those of a call with arguments that were cast."""
+    """torch.autocast: values and gradients equal those of a call with cast arguments."""
     kernel, schema = subject.recipe.kernel, subject.recipe.schema
     if kernel.autocast is None:
         raise Inapplicable("the kernel has no autocast=")

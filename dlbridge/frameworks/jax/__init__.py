@@ -189,7 +189,7 @@ class Jax(Framework):
             guard, accepted = ("device", "platform"), frozenset(("cpu",))
         where = ("aval", "dtype") if hasattr(cls, "aval") else "dtype"  # a property in Python
         method, without_format = "_single_device_array_to_np_array_did_copy", _without_format()
-        if not hasattr(cls, method):  # which says whether it shares what has no buffer format
+        if not hasattr(cls, method):  # it tells whether dtypes without a buffer format are shared
             without_format = dict.fromkeys(without_format)
         return "jax", (guard, accepted, method, where, without_format, _lend), _values
 
@@ -569,12 +569,12 @@ def _sample() -> Any:
 
 @cache
 def _has_buffers() -> bool:
-    """Return whether arrays on the CPU have Python's buffer protocol, without a copy."""
+    """Return whether arrays on the CPU support Python's buffer protocol without a copy."""
     sample = _sample()
     try:
         with memoryview(sample) as view:
             return bool(np.asarray(view).ctypes.data == sample.unsafe_buffer_pointer())
-    except not_from_handler(Exception):  # then the public functions serve
+    except not_from_handler(Exception):  # then the public functions are used
         return False
 
 

@@ -31,8 +31,8 @@ from dlbridge.signals import not_from_handler
 Form = tuple[tuple[int, ...], DType]
 
 _serial = itertools.count(1)
-# The largest tensors, arguments and results, travel by themselves up to this number: two
-# derivatives of a kernel have four times as many.
+# At most this many arguments, and results, are passed; the smallest are packed. The second
+# derivative of a kernel has four times as many tensors.
 _ALONE = (MAX_CALL_TENSORS - 1) // 8
 
 
@@ -41,10 +41,12 @@ class Module(Protocol):
 
     Attributes:
         arrays: the framework whose arrays its functions take.
+        advice: how a call can leave the buffers alone, for messages, or "".
     """
 
     name: str
     arrays: str
+    advice: str
     platforms: tuple[str, ...]
     parameters: dict[str, Any]
     buffers: dict[str, Any]
@@ -53,10 +55,10 @@ class Module(Protocol):
         """Find out what a call does."""
 
     def function(self, rebuild: Any, traced: Any, taken: Packing, made: Packing) -> Any:
-        """Return a function of packed operands: packed results, and the buffers that it changed."""
+        """Return a function from packed operands to packed results and changed buffers."""
 
     def batched(self, function: Any, marks: Sequence[bool], size: int) -> Callable[..., Any]:
-        """Return a function for a batch: along axis 0 of the arguments that are marked."""
+        """Return the function mapped over axis 0 of the marked arguments."""
 
     def is_buffer(self, place: int) -> bool:
         """Return whether the operand at `place` is a buffer."""
@@ -180,7 +182,7 @@ def _check_call(module: Module, call: _Call, mutable: bool, rng: Any) -> None:
         raise ArgumentError(
             f"{module.name}: the call changes the buffer {call.updated[0]!r}, and a function of "
             "JAX returns what it changes: pass mutable=True to dlbridge.bridge, which returns "
-            "(result, buffers), or bridge module.eval()"
+            f"(result, buffers){module.advice}"
         )
     if call.traced.is_random and rng is None:
         raise ArgumentError(
@@ -247,7 +249,7 @@ def _wrap(
 
 
 def _make_schema(name: str, arguments: Sequence[str], results: Sequence[str]) -> Schema:
-    """Return the schema of these parts, which may be as many as a call has, as may derivatives."""
+    """Return the schema with these parts: up to MAX_CALL_TENSORS, more than a text may have."""
     taken = [Schema.parse(f"bridge::one({each}) -> f32[]").parameters[0] for each in arguments]
     made = [Schema.parse(f"bridge::one() -> ({each})").results[0] for each in results]
     namespace, _, name = name.partition("::")
@@ -279,7 +281,7 @@ def _batch_schema(schema: Schema, size: int, marks: Sequence[bool]) -> Schema:
 
 
 class Packing:
-    """How tensors travel: by themselves, or joined to a vector with others of the same dtype.
+    """How tensors are passed: one by one, or several of one dtype concatenated to a vector.
 
     Attributes:
         forms: shape and dtype of each.
@@ -292,7 +294,7 @@ class Packing:
 
     @classmethod
     def within(cls, forms: Sequence[Form], room: int) -> Packing:
-        """Return one of at most `room` tensors: the largest travel by themselves."""
+        """Return a packing into at most `room` tensors; the largest are passed one by one."""
         places = range(len(forms))
         if len(forms) <= room:
             return cls(forms, [[place] for place in places])
@@ -305,7 +307,7 @@ class Packing:
         return cls(forms, groups + [group for group in joined if group])
 
     def floating(self) -> Packing:
-        """Return that of the floating tensors alone."""
+        """Return the packing of the floating tensors only."""
         kept = [place for place, (_, dtype) in enumerate(self.forms) if dtype.is_floating]
         groups = [[kept.index(place) for place in group] for group in self._floating_groups()]
         return Packing([self.forms[place] for place in kept], groups)
@@ -314,7 +316,7 @@ class Packing:
         return [group for group in self.groups if self.forms[group[0]][1].is_floating]
 
     def __add__(self, other: Packing) -> Packing:
-        """Return that of the tensors of both."""
+        """Return the packing of the tensors of both."""
         count = len(self.forms)
         shifted = [[count + place for place in group] for group in other.groups]
         return Packing([*self.forms, *other.forms], self.groups + shifted)
@@ -332,7 +334,7 @@ class Packing:
         return str(sum(prod(self.forms[place][0]) for place in group))
 
     def pack(self, tensors: Sequence[Any], join: Callable[[Any], Any]) -> list[Any]:
-        """Return one tensor for each group; `join` joins several along the last axis."""
+        """Return one tensor for each group; `join` concatenates along the last axis."""
         return [
             tensors[group[0]]
             if len(group) == 1
@@ -344,8 +346,13 @@ class Packing:
         batch = tensor.shape[: len(tensor.shape) - len(shape)]
         return tensor.reshape((*batch, prod(shape)))
 
+    def outcome(self, tensors: Sequence[Any], join: Callable[[Any], Any]) -> Any:
+        """Return the packed tensors as a Python function of a kernel returns its results."""
+        several = self.pack(tensors, join)
+        return tuple(several) if len(several) > 1 else (several[0] if several else None)
+
     def unpack(self, packed: Sequence[Any]) -> list[Any]:
-        """Return the tensors of the groups, in order; axes of batches stay in front."""
+        """Return the tensors in order; batch axes stay in front."""
         found: list[Any] = [None] * len(self.forms)
         for group, tensor in zip(self.groups, packed, strict=False):
             if len(group) == 1:

@@ -83,15 +83,16 @@ class Program:
         core = _with_batch_rule(self)
         self.differentiable = _with_gradients(self, core)
         self.jitted = jax.jit(self._outermost, inline=True)
+        self.says_extents = _says_extents(kernel)
 
     def __call__(self, *operands: Any) -> Any:
         """Run, or trace, the kernel; return as the user sees it: bare, a tuple, or None."""
-        # JAX traces the transpose of what is jitted, where a vjp could not read an extent.
-        is_traced = any(isinstance(each, jax.core.Tracer) for each in operands)
+        # In a jitted function JAX traces the transpose, and a vjp could not read the extents.
+        call = self.jitted
+        if self.says_extents and any(isinstance(each, jax.core.Tracer) for each in operands):
+            call = self._outermost
         try:
-            if is_traced and _says_extents(self.kernel):
-                return self._outermost(*operands)
-            return self.jitted(*operands)
+            return call(*operands)
         except not_from_handler(TypeError) as error:
             if _NO_FORWARD_MODE in str(error) and self.kernel.jvp is None:
                 raise _missing_jvp(self) from None
@@ -213,7 +214,7 @@ def _extents(kernel: Kernel) -> tuple[int, ...]:
 
 
 def _says_extents(kernel: Kernel) -> bool:
-    """Return whether results have the bound of a size that the kernel says."""
+    """Return whether the kernel reports extents of its results."""
     return kernel.whole is not None and kernel.whole.counted is not None
 
 

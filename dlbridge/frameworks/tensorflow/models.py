@@ -40,7 +40,7 @@ from dlbridge.frameworks.tensorflow.graphs import Cut, CutError, draws_random_nu
 from dlbridge.signals import not_from_handler
 
 Function = Callable[..., Sequence[Any]]
-Rebuild = Callable[[Sequence[Any]], Any]  # (args, kwargs) of the arrays in them
+Rebuild = Callable[[Sequence[Any]], Any]  # makes (args, kwargs) from the arrays in them
 
 
 class State(NamedTuple):
@@ -268,13 +268,13 @@ def _trace(function: Callable[..., Any], forms: Sequence[Form]) -> Any:
     specs = [tf.TensorSpec(shape, dtype.to("tensorflow")) for shape, dtype in forms]
     trace = partial(tf.function(function, autograph=False).get_concrete_function, *specs)
     if tf.executing_eagerly():
-        return native.defer_signals(trace)  # amid a trace TensorFlow may stay in its graph
+        return native.defer_signals(trace)  # an interrupted trace may leave TensorFlow in its graph
     with ThreadPoolExecutor(1) as other:  # amid the trace of another graph; a scope stops tapes
         return other.submit(trace).result()
 
 
 def _call(concrete: Any, operands: Sequence[Any]) -> Any:
-    with tf.init_scope():  # the caller may be amid the trace of a graph, or have a tape
+    with tf.init_scope():  # the caller may be tracing a graph or recording a tape
         return concrete(*operands)
 
 
@@ -435,11 +435,11 @@ class Model:
         return call
 
     def trace(self, forms: Sequence[Form], rebuild: Rebuild) -> Call:
-        """Find out what a call does; it may change buffers.
+        """Trace a call, which may change buffers.
 
         Args:
-            forms: shape and dtype of each operand: those held, and the arrays of the arguments.
-            rebuild: makes the arguments of these arrays.
+            forms: shape and dtype of each operand: the arrays held, then those of the arguments.
+            rebuild: makes (args, kwargs) from the arrays of the arguments.
         """
         self._check(forms)
         written = self._find_written(partial(self._call, forms, rebuild))
@@ -657,7 +657,7 @@ class ModuleModel(Model):
 
 
 def _variables_of(module: tf.Module) -> list[tuple[str, Any]]:
-    """Return the variables of a module, those that are trained first, by their first paths."""
+    """Return the variables of a module with their first paths, trainable ones first."""
     found = module._flatten(predicate=lambda x: isinstance(x, tf.Variable), with_path=True)
     named: dict[int, tuple[str, Any]] = {}
     for path, variable in found:

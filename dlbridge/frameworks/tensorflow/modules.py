@@ -1,7 +1,6 @@
-"""A model of TensorFlow as a module for `dlbridge.frameworks.jax.functions`, as torch.modules is.
+"""Models of TensorFlow as modules for `dlbridge.frameworks.jax.functions`, as in `torch.modules`.
 
-What a call does is found by tracing it, once for each signature. Arrays travel as those of NumPy,
-in the memory of the caller.
+Each signature is traced once. Arrays are passed as NumPy arrays over the memory of the caller.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from dlbridge.kernels.gradients import Derivable
 
 
 class Traced(NamedTuple):
-    """What a call with arguments of certain forms does.
+    """What a call does, for arguments of certain shapes and dtypes.
 
     Attributes:
         results: shape and dtype of each tensor that the model returns, in order.
-        written: the places of the operands that the call changes: of buffers.
-        call: of the model.
-        model: whose call it is.
-        is_random: False; what draws random numbers is refused.
+        written: the places, among the operands, of the buffers that the call changes.
+        call: the model's Call.
+        model: the model that was called.
+        is_random: False: calls that draw random numbers are refused.
     """
 
     results: Sequence[Form]
@@ -40,7 +39,7 @@ class Traced(NamedTuple):
     is_random: bool = False
 
     def returned(self, tensors: Sequence[Any]) -> Any:
-        """Return what the model returns, with these tensors."""
+        """Return the result of the model, with these tensors in it."""
         return self.model.unflatten(self.call.structure, tensors)
 
 
@@ -52,35 +51,35 @@ class Module:
         parameters, buffers: its tensors by their names.
     """
 
-    framework = "tensorflow"
     arrays = "numpy"
     platforms = ("cpu",)
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self.name = model.name
+        self.advice = ", or call it with training=False" if model.follows_mode else ""
         self.parameters = {each.name: each.array for each in model.held if each.is_trained}
         self.buffers = {each.name: each.array for each in model.held if not each.is_trained}
         self._own = [(tuple(each.array.shape), as_dtype(each.array.dtype)) for each in model.held]
 
     def trace(self, forms: Sequence[Form], rebuild: Rebuild) -> Traced:
-        """Find out what a call does; parameters and buffers have the model's own dtypes there.
+        """Trace a call; parameters and buffers have the model's own dtypes in it.
 
         Raises:
-            ArgumentError: shapes depend on values, or random numbers come from nowhere.
+            ArgumentError: a shape depends on values, or random numbers are drawn without a seed.
         """
         call = self._model.trace([*self._own, *forms[len(self._own) :]], rebuild)
         program: Any = call.program
         if program.draws:
             raise ArgumentError(
-                f"{self.name}: the call draws random numbers that depend on no argument, which a "
-                "function of JAX cannot; draw them with tf.random.stateless_uniform and a seed "
-                "among the arguments, or by a keras.random.SeedGenerator, whose state is a buffer"
+                f"{self.name}: the call draws random numbers without a seed, and a function of "
+                "JAX must be pure; use tf.random.stateless_uniform with a seed argument, or a "
+                "keras.random.SeedGenerator, whose state is a buffer"
             )
         return Traced(program.results[: call.size], frozenset(call.updated), call, self._model)
 
     def function(self, _: Rebuild, traced: Traced, taken: Any, made: Any) -> _Packed:
-        """Return the function of one signature, of arrays that travel packed."""
+        """Return the function of one signature, which takes and returns packed arrays."""
         return _Packed(traced.call.program, taken, made)
 
     def is_buffer(self, place: int) -> bool:
@@ -88,12 +87,12 @@ class Module:
         return len(self.parameters) <= place < len(self._own)
 
     def batched(self, function: _Packed, marks: Sequence[bool], size: int) -> _Packed:
-        """Return a function for a batch: along axis 0 of the arguments that are marked."""
+        """Return the function mapped over axis 0 of the marked arguments."""
         return function.batched(marks, size)
 
 
 class _Packed(Derivable):
-    """A program as a function of arrays of NumPy, which travel packed."""
+    """A program as a function of packed NumPy arrays."""
 
     __name__ = "call"
 
@@ -112,17 +111,16 @@ class _Packed(Derivable):
         except tf.errors.OpError as error:
             raise _shortened(error) from None
         arrays = _cast([native.convert(each, "numpy") for each in found], self._narrow)
-        several = self._made.pack(arrays, _join)
-        return tuple(several) if len(several) > 1 else (several[0] if several else None)
+        return self._made.outcome(arrays, _join)
 
     def derive(self) -> _Packed:
-        """Return the function of packed operands and cotangents that gives packed gradients."""
+        """Return the function from packed operands and cotangents to packed gradients."""
         moving, taken = self._made.floating(), self._taken
         needs = tuple(place for place, (_, dtype) in enumerate(taken.forms) if dtype.is_floating)
         return _Packed(self._program.derivative(needs), taken + moving, taken.floating())
 
     def batched(self, marks: Sequence[bool], size: int) -> _Packed:
-        """Return the function of a batch, along axis 0 of the arrays that are marked."""
+        """Return the function mapped over axis 0 of the marked arrays."""
         axes: list[int | None] = [None] * len(self._taken.forms)
         for group, is_marked in zip(self._taken.groups, marks, strict=True):
             for place in group:
@@ -131,7 +129,7 @@ class _Packed(Derivable):
 
 
 def _shortened(error: Any) -> Exception:
-    """Return an error without the places in Python, since JAX passes on the beginning of a text."""
+    """Return an error without its stack trace, since JAX shows only the start of a message."""
     why = error.message.rpartition("\n\n")[2].partition("\n\t [[{{")[0]
     made: Exception = type(error)(error.node_def, error.op, why)
     return made

@@ -185,9 +185,9 @@ def _refuse_tensors(made: Operator, arguments: Arguments) -> None:
 
 
 def _unwrapped(made: Operator, arguments: Arguments) -> Arguments:
-    """Return the arguments with what torch's read-only wrappers hold, for a kernel that reads it.
+    """Return the arguments with torch's read-only wrappers replaced by the tensors in them.
 
-    A wrapper, from torch 2.14, allows its export and no operator: a kernel is given the memory.
+    A wrapper, from torch 2.14, can be exported, but no operator takes it. A kernel may read it.
     """
     wrapper: Any = getattr(torch.utils.dlpack, "ReadOnlyTensorWrapper", None)
     outs = arguments.out or ()

@@ -80,10 +80,10 @@ def _end_graph_at_arrays_from_outside(context: Any) -> None:
 
 
 def end_graph(text: str) -> None:  # noqa: ARG001  (read by `_end_graph_for_text`)
-    """End the graph that dynamo is making, in code that it traces, for the reason that `text` is.
+    """Break the graph, in code that dynamo traces, with `text` as the reason.
 
-    Under `fullgraph=True` the error of torch has the text in it, which dynamo of torch 2.6 drops of
-    exceptions.
+    Under `fullgraph=True` torch's error shows the text. Dynamo of torch 2.6 would not show that of
+    an exception.
     """
     if _comptime is not None:
         _comptime(_end_graph_for_text)

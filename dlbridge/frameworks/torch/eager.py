@@ -171,7 +171,7 @@ def _function(schema: Schema, vjp: gradients.Vjp) -> Any:
 
 
 def _needed(found: Sequence[Any], places: list[int], needed: Sequence[bool]) -> tuple[Any, ...]:
-    """Return the gradients of all arguments, after that of the kernel."""
+    """Return None for the kernel, then the gradients of all arguments that need one."""
     gradients: list[Any] = [None] * len(needed)
     for place, gradient in zip(places, found, strict=True):
         if needed[place + 1]:
@@ -180,7 +180,7 @@ def _needed(found: Sequence[Any], places: list[int], needed: Sequence[bool]) -> 
 
 
 def _takes_in_order(schema: Schema, vjp: gradients.Vjp) -> bool:
-    """Return whether the rule is a function of all tensors, then the cotangents, by position."""
+    """Return whether the rule takes all tensors, then the cotangents, by position."""
     rule, code = vjp.rule, getattr(vjp.rule.function, "__code__", None)
     sources = _sources(schema, vjp)
     order = [(_SAVED, place) for place in range(len(schema.tensors))]
@@ -194,7 +194,7 @@ def _takes_in_order(schema: Schema, vjp: gradients.Vjp) -> bool:
 
 
 def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Any]:
-    """Return the call of the rule of `vjp` with the values that were kept."""
+    """Return a function that calls the rule of `vjp` with the saved values."""
     rule = vjp.rule
     sources = _sources(schema, vjp)
     first = [sources[name] for name in rule.names[: rule.by_position]]
@@ -217,7 +217,7 @@ def _rule(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Any]:
 
 
 def _check(schema: Schema, vjp: gradients.Vjp) -> Callable[..., Sequence[Any]]:
-    """Return the checks of `vjp` of what its rule returns, in fewer steps."""
+    """Return a function that checks what the rule returned, as `vjp` does, in fewer steps."""
     wanted, count = vjp.wanted, len(schema.tensors)
     has_all, are_alike = list(wanted) == list(range(count)), native.torch_alike
 

@@ -15,7 +15,7 @@ import secrets
 from collections import deque
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
-from itertools import count, zip_longest
+from itertools import zip_longest
 from operator import index
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
@@ -415,12 +415,12 @@ def _spread(linear: Any, gradients: Sequence[Any]) -> list[Any]:
 # ---- the operator --------------------------------------------------------------------------------
 
 # Compiled code that torch keeps on disk has these numbers: no two processes have the same.
-_numbers = count(secrets.randbits(40) << 20)
+_numbers = registry.SerialNumbers(secrets.randbits(40) << 20)
 _BY_NUMBER: WeakValueDictionary[int, _Signatures] = WeakValueDictionary()
 
 
 class _Numbered:
-    """A program, or its linearization for operands at the places `needs`, without keeping it."""
+    """A weak reference to a program, or to its linearization for `needs`, with its number."""
 
     __slots__ = ("__weakref__", "needs", "number", "owner")
 
@@ -430,8 +430,8 @@ class _Numbered:
         self.needs = needs
 
 
-# A module keeps its programs. A graph has no more than a number: programs of modules that are gone
-# stay as long as they are among the last to be numbered.
+# A module keeps its programs alive, and a graph holds only their numbers. Programs of modules that
+# are gone stay alive while they are among the last to be numbered.
 _ENTRIES: WeakValueDictionary[int, _Numbered] = WeakValueDictionary()
 _NUMBERS: WeakKeyDictionary[Program, dict[Any, _Numbered]] = WeakKeyDictionary()
 _LAST: deque[Program] = deque(maxlen=1024)
@@ -442,7 +442,10 @@ def _numbered(program: Any) -> int:
     owner, needs = program, None
     if hasattr(program, "forward"):
         owner, needs = program.program, program.needs
-    entry = _NUMBERS.setdefault(owner, {}).setdefault(needs, _Numbered(owner, needs))
+    entries = _NUMBERS.setdefault(owner, {})
+    entry = entries.get(needs)
+    if entry is None:
+        entry = entries.setdefault(needs, _Numbered(owner, needs))
     if entry.number not in _ENTRIES:
         _ENTRIES[entry.number] = entry
         _LAST.append(owner)
@@ -455,8 +458,8 @@ def _program(number: int) -> Any:
     owner = None if entry is None else entry.owner()
     if entry is None or owner is None:
         raise ArgumentError(
-            "dlbridge_bridge::run: the graph is of another process, or of a module that is long "
-            "gone; export or compile a module again that dlbridge.bridge made here"
+            "dlbridge_bridge::run: the graph comes from another process, or its module no longer "
+            "exists; export or compile a module that dlbridge.bridge made in this process"
         )
     return owner if entry.needs is None else owner.linearization(entry.needs)
 

@@ -50,7 +50,7 @@ class Traced(NamedTuple):
     is_random: bool
 
     def returned(self, tensors: Sequence[Any]) -> Any:
-        """Return what the module returns, with these tensors."""
+        """Return the result of the module, with these tensors in it."""
         return trees.with_tensors(self.outcome, tensors)
 
 
@@ -64,6 +64,7 @@ class Module:
     """
 
     arrays = "torch"
+    advice = ", or bridge module.eval()"
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.name = type(module).__name__
@@ -138,14 +139,13 @@ class Module:
     def function(
         self, rebuild: Rebuild, traced: Traced, taken: Any, made: Any
     ) -> Callable[..., Any]:
-        """Return the function of one signature, of tensors that travel packed, then of the seed."""
+        """Return the function of one signature, which takes packed tensors, then the seed."""
         dtypes = [dtype.to("torch") for _, dtype in made.forms]
 
         def run(*packed: Any) -> Any:
             seed = packed[-1] if traced.is_random else None
             found = self._run(taken.unpack(packed), rebuild, traced, seed)
-            several = made.pack(_cast(found, dtypes), _join)
-            return tuple(several) if len(several) > 1 else (several[0] if several else None)
+            return made.outcome(_cast(found, dtypes), _join)
 
         return run
 
@@ -171,7 +171,7 @@ class Module:
     def batched(
         self, function: Callable[..., Any], marks: Sequence[bool], _: int
     ) -> Callable[..., Any]:
-        """Return a function for a batch: along axis 0 of the arguments that are marked."""
+        """Return the function mapped over axis 0 of the marked arguments."""
         mapped: Callable[..., Any] = torch.func.vmap(
             function, in_dims=tuple(0 if mark else None for mark in marks)
         )

@@ -1135,7 +1135,7 @@ def is_needed(args: Sequence[Any], kwargs: Any) -> bool:
     if _C._len_torch_dispatch_stack() or torch.jit.is_tracing():
         return True
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-    if any(map(is_traceable_wrapper_subclass, tensors)):  # DTensor of torch 2.6 has no answer
+    if any(map(is_traceable_wrapper_subclass, tensors)):  # has_tangent fails for DTensor of 2.6
         return True
     return any(map(has_tangent, tensors))
 

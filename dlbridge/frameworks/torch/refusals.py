@@ -1,12 +1,12 @@
-"""Refusals of calls of kernels while torch.compile traces.
+"""Error messages for kernel calls that torch.compile traces.
 
-Dynamo cannot trace how an exception of ours is made, so that under `fullgraph=True` its own
-complaint would hide the text. So what is known of a call before it runs is compared with the schema
-first, by a function that dynamo calls instead of tracing it. What that refuses ends the graph with
-the text as the reason, which dynamo shows. Without `fullgraph=True` the call that follows in eager
-code raises the exception itself.
+Dynamo cannot trace the code that makes our exceptions, so under `fullgraph=True` its own error
+would hide the message. Each call is therefore first compared with the schema, by a function that
+dynamo calls rather than traces. If the call is refused, the graph breaks with the message as the
+reason, which dynamo shows. Without `fullgraph=True` the call then runs eagerly and raises the
+exception itself.
 
-What depends on sizes is left to the operator, whose shapes dynamo computes, with the same texts.
+Sizes are checked by the operator, with the same messages, when dynamo computes its shapes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Check = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
 def make_check(kernel: Kernel) -> Check:
-    """Return a function, for dynamo to trace, that raises what a call is refused for.
+    """Return a function, for dynamo to trace, that breaks the graph if a call is refused.
 
-    It compares numbers and kinds of arguments with the schema, and dtypes and ranks of tensors
-    where no operator does so.
+    It checks the number and names of the arguments and the types of scalars, and the dtypes and
+    ranks of tensors where no operator does so.
     """
     schema = kernel.schema
     assert schema is not None
@@ -39,7 +39,7 @@ def make_check(kernel: Kernel) -> Check:
     find = _finder(schema, has_operator or takes_lists or kernel.autocast is not None)
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Values of numbers are asked for only where the call is refused: they may be symbolic.
+        # Numbers may be symbolic: their values are read only once the call is refused.
         if find(*_tell_all(args, kwargs, False)) is None:
             return
         refused = find(*_tell_all(args, kwargs, True))
@@ -55,7 +55,7 @@ def make_check(kernel: Kernel) -> Check:
 
 def _finder(schema: Schema, sorts_only: bool) -> Callable[..., Any]:
     def find(args: Any, kwargs: Any) -> tuple[str, str] | None:
-        """Return the kind of the exception and its text; None where the call is not refused."""
+        """Return the reason code and the message, or None if the call is not refused."""
         if _is_unknown((args, kwargs)):
             return None
         try:
@@ -74,7 +74,7 @@ def _finder(schema: Schema, sorts_only: bool) -> Callable[..., Any]:
 
 
 class _Tensor:
-    """Stands for a tensor."""
+    """Stand-in for a tensor."""
 
     shape = ()
 
@@ -83,7 +83,7 @@ class _Tensor:
         self.described = Described(extents, as_dtype(dtype), "torch.Tensor", str(device))
 
 
-_Tensor.__module__, _Tensor.__name__ = "torch", "Tensor"  # for texts
+_Tensor.__module__, _Tensor.__name__ = "torch", "Tensor"  # for messages
 
 
 def _stand_in(told: Any) -> Any:
@@ -106,7 +106,7 @@ _UNKNOWN = ("unknown", None)
 
 
 def _tell_all(args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool) -> tuple[Any, Any]:
-    """Return constants that say what the arguments are."""
+    """Return constants that describe the arguments."""
     by_name = tuple([(name, _tell(value, exact)) for name, value in kwargs.items()])
     return tuple([_tell(each, exact) for each in args]), by_name
 

@@ -1,8 +1,8 @@
-"""Kernels with torch's DTensors: which parts of their arguments calls need, as `sharding=` says.
+"""Sharding rules of kernels for torch's DTensors, from `sharding=`.
 
-DTensor calls the operator with the parts of each process, and before that moves them as far as it
-must. Without a rule all of them are gathered, and each process computes the whole. The rules are
-registered once torch.distributed.tensor is imported.
+DTensor redistributes the arguments as a rule requires, then calls the operator with the local part
+of each process. Without `sharding=` all arguments are gathered, and each process computes the whole
+result. The rules are registered once torch.distributed.tensor is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from dlbridge import registry
 from dlbridge.kernels.schema import Schema
-from dlbridge.kernels.sharding import splits
+from dlbridge.kernels.sharding import may_be_split, splits
 from dlbridge.signals import not_from_handler
 
 _DTENSOR = "torch.distributed.tensor"
@@ -20,31 +20,27 @@ _PENDING: list[tuple[Any, Schema, Schema, tuple[str, ...]]] = []
 
 
 def offer(overload: Any, schema: Schema, layout: Schema, names: tuple[str, ...]) -> None:
-    """Have DTensor know an operator.
+    """Register the sharding rule of an operator with DTensor.
 
     Args:
-        overload: the functional one.
-        schema: the kernel's.
+        overload: the functional overload of the operator.
+        schema: the schema of the kernel.
         layout: the schema with its arguments as the operator has them.
         names: the dimensions along which calls may be split.
     """
-    if not _may_be_parts(schema):
+    if not _is_supported(schema):
         return
     _PENDING.append((overload, schema, layout, names))
-    if _DTENSOR in sys.modules:
-        _register_all()
-    else:
+    if _DTENSOR not in sys.modules:
         registry.after_import(_DTENSOR, _register_all)
+    if _DTENSOR in sys.modules:  # also if another thread has just imported it
+        _register_all()
 
 
-def _may_be_parts(schema: Schema) -> bool:
-    """Return whether calls on parts are the same; DTensor copies what it moves.
-
-    It remembers the shapes and dtypes of results by the tensors and integers of a call alone.
-    """
+def _is_supported(schema: Schema) -> bool:
+    """Return whether DTensor can call a kernel: it keys shapes of results by tensors and ints."""
     plain = all(part.kind in ("int", "float", "bool", "str") for part in schema.scalars)
-    unusual = schema.mutated or schema.has_lists or schema.counts or schema.has_optional_results
-    return plain and not unusual and bool(schema.tensors) and bool(schema.results)
+    return plain and may_be_split(schema)
 
 
 def _register_all() -> None:
@@ -52,8 +48,11 @@ def _register_all() -> None:
         from torch.distributed.tensor.experimental import register_sharding
     except not_from_handler(ImportError):  # torch without distributed
         return
-    while _PENDING:
-        overload, schema, layout, names = _PENDING.pop()
+    while True:
+        try:
+            overload, schema, layout, names = _PENDING.pop()
+        except not_from_handler(IndexError):  # none is left, or another thread took the last one
+            return
         register_sharding(overload)(_make_rule(schema, layout, names))
 
 

@@ -268,7 +268,7 @@ class DeadlineTrace(Trace):
 
     Args:
         milliseconds: the timeout, from now on.
-        trace: records the steps; None if nobody looks at them: then none are noted here either.
+        trace: records the steps; None to record nothing.
 
     Attributes:
         end: when that is, in seconds of `time.monotonic`.

@@ -19,8 +19,8 @@ def target(text: str, schema: Schema | None, flat: Flat | None = None) -> native
 
     Args:
         text: the C signature.
-        schema: that the names in it are of.
-        flat: how many tensors its lists and optional results are, where it has any.
+        schema: the schema whose names it uses.
+        flat: the lengths of the schema's lists and optional results, if it has any.
 
     Raises:
         ArgumentError: the text is no C signature, or does not fit the schema.

@@ -211,7 +211,7 @@ def _is_sized(parameter: raw.CParameter) -> bool:
     return bool(parameter.type.item.kind == "primitive")
 
 
-_PASSED = "tvif"
+_PASSED = "tvif"  # tensors, dimensions, integers and floats
 _UNREADABLE = {"str": "text", "dtype": "a dtype", "int[]": "a list", "float[]": "a list"}
 
 
@@ -224,7 +224,7 @@ def _encode(schema: Schema, values: Values, parameter: raw.CParameter) -> Slot:
     if name == "stream":
         raise _refuse(schema, name, "is not a parameter of a GPU kernel: it runs on the stream")
     slot = encode(schema, values, parameter)
-    if slot[1] not in _PASSED:  # how many tensors or numbers a list has
+    if slot[1] not in _PASSED:  # a list, or its length
         raise _refuse(schema, name, NO_DIMENSION)
     return slot
 

@@ -53,7 +53,7 @@ class Function:
         load: of a GPU kernel that dlbridge launches: takes a device index, returns the address of
             its CUfunction there; else None.
         parameters: of such a kernel: takes schema and `cuda_launch.Values`, returns its parameters.
-        flat: how many tensors lists are, of a function that a C signature with lists is of.
+        flat: the lengths of lists, for a function whose C signature has lists.
     """
 
     kind: str

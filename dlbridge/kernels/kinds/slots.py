@@ -18,7 +18,7 @@ from dlbridge.kernels.schema import LIST_KINDS, Schema, join_parts
 Slot = tuple[str, str, int, int, bool, int]
 
 END = 2**31 - 1  # up to the last dimension: that of abi.c
-# Of scalars; a dtype is the number that its DLDataType is.
+# Of scalars; a dtype is passed as an integer with the bits of its DLDataType.
 _KINDS = {
     "int": "i", "bool": "i", "dtype": "i", "float": "f", "str": "z", "int[]": "l", "float[]": "l",
 }  # fmt: skip
@@ -61,11 +61,11 @@ class Values:
 
     Args:
         schema: with lists, if there are any.
-        counts: of each argument and result how many tensors it is, None for one that is no list.
+        counts: the number of tensors in each argument and result; None if it is not a list.
 
     Attributes:
         rows: (name, ((tensor, first dimension, end), …)); a tensor below 0 is a scalar.
-        places: of each argument and result: its first tensor in the row of a call, and its count.
+        places: for each argument and result, the index of its first tensor, and its count.
     """
 
     def __init__(self, schema: Schema, counts: Sequence[int | None] = ()) -> None:

@@ -418,7 +418,7 @@ class Schema:
 
     @property
     def has_optional_results(self) -> bool:
-        """Whether an argument decides if a result is there; see `conditions`."""
+        """Whether the presence of a result depends on an argument; see `conditions`."""
         return any(self.conditions)
 
     # ---- a value -------------------------------------------------------------------------------

@@ -601,11 +601,11 @@ class Parser:
         if token.text in SCALAR_KINDS and reader.peek(1).text not in ("[", "|"):
             tensor = _AS_TENSOR.get(token.text)
             advice = (
-                f"write '{tensor}', which has no dimensions, and {token.text}(…) around the call"
+                f"write '{tensor}', a tensor without dimensions, and call {token.text}() on it"
                 if tensor
-                else "return a number that says which"
+                else "return a tensor of numbers instead"
             )
-            reader.refuse(f"a result is a tensor, and {token.text!r} is a scalar: {advice}", token)
+            reader.refuse(f"a result must be a tensor, not {token.text!r}; {advice}", token)
         return self._optional(self._tensor())
 
     def _optional(self, found: Type) -> Type:

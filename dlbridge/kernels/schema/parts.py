@@ -34,7 +34,7 @@ MAX_CALL_NAMES = 65536  # dimensions and packs of a call, where each tensor has 
 MAX_LISTS = 8  # arguments that are lists of numbers
 MAX_LISTED = 64  # numbers in one of them
 
-SEVERAL = (tuple, list)  # of lists of tensors, and results; dynamo of older torch knows no unions
+SEVERAL = (tuple, list)  # lists of tensors, and several results; older dynamo has no unions
 
 # ---- dimensions ----------------------------------------------------------------------------------
 
