@@ -389,13 +389,15 @@ def test_a_copy_belongs_to_the_result_alone(framework: Any, target: str) -> None
     assert native.live()["exports"] == before["exports"] - 1
 
 
-def test_the_words_of_policies_are_those_of_their_types() -> None:
+def test_policies_match_their_literal_types() -> None:
     """C has the table; type checkers read the same words in `context.py` and in the stub."""
     types = get_type_hints(context.Policies)
     stub = Path(native.__spec__.origin).with_name("_native.pyi").read_text()
     for name, words in native.POLICY_WORDS.items():
         assert words_of(types[name]) == set(words), name
-        for literal in re.findall(rf"^ +{name}: (Literal.*) = ", stub, re.MULTILINE):
+        literals = re.findall(rf"^ +{name}: (Literal.*) = ", stub, re.MULTILINE)
+        assert literals, name
+        for literal in literals:
             assert set(re.findall(r'None|"[^"]*"', literal)) == {
                 "None" if word is None else f'"{word}"' for word in words
             }, name
@@ -406,7 +408,7 @@ class Word(str):
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch"])
-def test_words_may_be_of_a_class_derived_from_str(framework: Any, target: str) -> None:
+def test_policies_may_be_subclasses_of_str(framework: Any, target: str) -> None:
     framework(target)
     array = arrange(64, 0).view("float32").reshape(4, 4).T
     array.flags.writeable = False
@@ -432,7 +434,7 @@ def words_of(annotation: Any) -> set[str | None]:
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])
-def test_receipts_say_what_explain_foretold(framework: Any, target: str) -> None:
+def test_receipts_and_refusals_agree_with_explain(framework: Any, target: str) -> None:
     for name in {"torch", "jax", target}:
         framework(name)
 
@@ -440,8 +442,13 @@ def test_receipts_say_what_explain_foretold(framework: Any, target: str) -> None
     def check(array: np.ndarray[Any, Any], source: str, policies: dict[str, Any]) -> None:
         try:
             x = dlbridge.convert(array, source)
-            foretold = dlbridge.explain(x, target, **policies)
         except dlbridge.DLBridgeError:
+            return
+        try:
+            foretold = dlbridge.explain(x, target, **policies)
+        except dlbridge.DLBridgeError as refusal:
+            with pytest.raises(type(refusal)):
+                dlbridge.convert(x, target, **policies)
             return
         with dlbridge.receipts() as log:
             dlbridge.convert(x, target, **policies)

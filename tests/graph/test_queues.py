@@ -120,7 +120,7 @@ def test_a_timeout_ends_the_wait_and_gives_back_what_was_taken(session: Any) -> 
     assert session.run(queue.dequeue_many(4)).tolist() == [1, 2, 3, 4]
 
 
-def test_a_run_within_another_waits_no_longer_than_that_may_take(session: Any) -> None:
+def test_the_timeout_of_a_run_limits_runs_nested_in_it(session: Any) -> None:
     queue = tf.FIFOQueue(1, tf.float32, [()])
     first = queue.dequeue()
 

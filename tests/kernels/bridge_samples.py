@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from kernels.bridge_arrays import TREE as TREE
+from kernels.bridge_arrays import normal as normal
 
 torch = pytest.importorskip("torch")
 
-RANDOM = np.random.default_rng(0)
-
-
-def normal(*shape):
-    return RANDOM.standard_normal(shape).astype(np.float32)
-
-
-TREE = {"lower": {"w": normal(4, 8), "b": normal(8)}, "upper": [normal(8, 2)]}
 X = torch.from_numpy(normal(3, 4))
 SEVERAL = torch.from_numpy(normal(5, 3, 4))
 

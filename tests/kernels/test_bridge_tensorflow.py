@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import threading
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -23,6 +21,8 @@ from kernels.bridge_samples import (
     trained,
     twin,
 )
+from kernels.bridge_tensorflow_samples import Perceptron, Tied, perceptron
+from kernels.bridge_tensorflow_samples import no_garbage as no_garbage
 
 import dlbridge
 from dlbridge.errors import ArgumentError
@@ -30,33 +30,6 @@ from dlbridge.errors import ArgumentError
 torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
-
-
-@pytest.fixture(autouse=True)
-def no_garbage() -> Iterator[None]:
-    """Collect the graphs of a test, which hold one another, in as many rounds as they take."""
-    yield
-    for _ in range(3):
-        gc.collect()
-
-
-def perceptron(params, x):
-    hidden = tf.tanh(x @ params["lower"]["w"] + params["lower"]["b"])
-    return hidden @ params["upper"][0]
-
-
-class Perceptron(tf.Module):
-    """The same as a module, decorated as most are."""
-
-    def __init__(self):
-        super().__init__()
-        self.lower, self.upper = tf.Module(), [tf.Variable(TREE["upper"][0])]
-        self.lower.w = tf.Variable(TREE["lower"]["w"])
-        self.lower.b = tf.Variable(TREE["lower"]["b"])
-
-    @tf.function(autograph=False)
-    def __call__(self, x):
-        return tf.tanh(x @ self.lower.w + self.lower.b) @ self.upper[0]
 
 
 def bridged(function=perceptron, params=TREE, **further):
@@ -230,7 +203,7 @@ def test_threads_call_one_module_with_their_own_parameters(source):
 
 
 @each_source
-def test_a_call_amid_a_tape_of_tensorflow_is_that_of_torch(source):
+def test_calls_inside_a_tape_match_torch(source):
     module, expected = pair(source)
     with tf.GradientTape():
         close(gradients(module, module), gradients(expected, module))
@@ -354,19 +327,6 @@ def test_variables_that_a_module_assigns_are_buffers_that_a_call_writes(compiled
     close(x.grad, y.grad)
 
 
-class Tied(tf.Module):
-    """One variable by two paths."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = tf.Module()
-        self.encoder.w = tf.Variable(normal(4, 4))
-        self.layers = [self.encoder.w]
-
-    def __call__(self, x):
-        return tf.tanh(x @ self.encoder.w) @ self.layers[0]
-
-
 def test_a_shared_variable_is_one_parameter():
     original = Tied()
     module = dlbridge.bridge(original, to="torch")
@@ -487,7 +447,7 @@ def test_several_inputs_and_outputs_of_keras():
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def test_what_cannot_cross_is_refused_with_advice():
+def test_unsupported_models_are_refused_with_advice():
     model = classifier()
     with pytest.raises(ArgumentError, match=r"model to 'jax' or 'torch', got to='numpy'"):
         dlbridge.bridge(model, to="numpy")

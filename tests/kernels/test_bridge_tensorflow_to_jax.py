@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from kernels.bridge_arrays import TREE, normal
+from kernels.bridge_tensorflow_samples import Perceptron, Tied, perceptron
+from kernels.bridge_tensorflow_samples import no_garbage as no_garbage
 
 import dlbridge
 from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
@@ -19,42 +20,8 @@ jnp = pytest.importorskip("jax.numpy")
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
-RANDOM = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def no_garbage() -> Iterator[None]:
-    """Collect the graphs of a test, which hold one another, in as many rounds as they take."""
-    yield
-    for _ in range(3):
-        gc.collect()
-
-
-def normal(*shape):
-    return RANDOM.standard_normal(shape).astype(np.float32)
-
-
-TREE = {"lower": {"w": normal(4, 8), "b": normal(8)}, "upper": [normal(8, 2)]}
 X = normal(3, 4)
 SEVERAL = normal(5, 3, 4)
-
-
-def perceptron(params, x):
-    return tf.tanh(x @ params["lower"]["w"] + params["lower"]["b"]) @ params["upper"][0]
-
-
-class Perceptron(tf.Module):
-    """The same as a module, decorated as most are."""
-
-    def __init__(self):
-        super().__init__()
-        self.lower, self.upper = tf.Module(), [tf.Variable(TREE["upper"][0])]
-        self.lower.w = tf.Variable(TREE["lower"]["w"])
-        self.lower.b = tf.Variable(TREE["lower"]["b"])
-
-    @tf.function(autograph=False)
-    def __call__(self, x):
-        return tf.tanh(x @ self.lower.w + self.lower.b) @ self.upper[0]
 
 
 def model():
@@ -174,13 +141,13 @@ def test_a_function_whose_tensors_travel_together_has_the_same_gradients(monkeyp
 
     def deep(params, x):
         for layer in params:
-            x = tf.tanh(x @ layer["w"] + layer["b"])
+            x = x + tf.tanh(x @ layer["w"] + layer["b"])  # its gradients do not vanish
         return x
 
     def twin(params, x):
         own = params["params"]
         for number in range(20):
-            x = jnp.tanh(x @ own[f"{number}.w"] + own[f"{number}.b"])
+            x = x + jnp.tanh(x @ own[f"{number}.w"] + own[f"{number}.b"])
         return x
 
     for batch in ("sequential", "batched"):
@@ -194,7 +161,7 @@ def test_a_function_whose_tensors_travel_together_has_the_same_gradients(monkeyp
         )
 
 
-def test_half_of_the_layers_in_each_framework_train_as_one_model_in_one():
+def test_a_model_split_between_keras_and_jax_trains_like_the_whole():
     lower = keras.Sequential(
         [
             keras.layers.Input((4,)),
@@ -245,7 +212,7 @@ def address(tensor):
 
 
 @pytest.mark.parametrize("source", ["module", "keras"])
-def test_parameters_share_the_memory_of_the_variables_until_these_are_assigned(source):
+def test_parameters_share_memory_with_the_variables_until_assigned(source):
     source = Perceptron() if source == "module" else model()
     _, params = dlbridge.bridge(source, to="jax")
     addresses = {address(tf.convert_to_tensor(each)) for each in source.trainable_variables}
@@ -256,7 +223,7 @@ def test_parameters_share_the_memory_of_the_variables_until_these_are_assigned(s
     close(params["params"], before, 0)  # TensorFlow gave the variables other memory
 
 
-def test_no_result_is_the_memory_of_an_argument_or_a_constant():
+def test_results_share_no_memory_with_arguments_or_constants():
     def function(own, x):
         return [x, own, tf.reshape(x, [6, 1]), tf.ones([2, 3])]
 
@@ -309,7 +276,7 @@ def test_results_of_64_bits_are_narrow_unless_jax_has_them():
     close(jax.grad(lambda x: (function(params, x)[0] ** 2).sum())(X), 8 * X)
 
 
-def test_a_model_of_float64_is_narrow_in_jax_if_its_values_fit():
+def test_narrow_checked_takes_a_float64_model_to_float32():
     def function(own, x):
         return tf.cast(x, tf.float64) * own[0]
 
@@ -363,19 +330,6 @@ class Counter(tf.Module):
         return (x - self.mean) * self.w
 
 
-class Tied(tf.Module):
-    """One variable by two paths."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder = tf.Module()
-        self.encoder.w = tf.Variable(normal(4, 4))
-        self.layers = [self.encoder.w]
-
-    def __call__(self, x):
-        return tf.tanh(x @ self.encoder.w) @ self.layers[0]
-
-
 def test_a_shared_variable_is_one_parameter():
     function, params = dlbridge.bridge(Tied(), to="jax")
     (w,) = params["params"].values()
@@ -400,7 +354,7 @@ def test_buffers_go_through_a_scan_and_the_module_keeps_its_own():
     close(buffers, {"mean": module.mean.numpy(), "steps": 5})
 
 
-def test_a_function_returns_the_buffers_that_it_took():
+def test_functions_return_updated_buffers():
     def norm(params, buffers, x):
         mean = 0.9 * buffers["mean"] + 0.1 * tf.reduce_mean(x, 0)
         return x * params["scale"], {"mean": mean}
@@ -435,7 +389,7 @@ def test_dropout_of_keras_draws_by_a_seed_that_is_a_buffer():
 # ---- where it is called --------------------------------------------------------------------------
 
 
-def test_threads_meet_in_the_first_call_and_in_others():
+def test_threads_share_one_function_from_the_first_call_on():
     failures = []
     for source in ("function", "module"):
         function, params, twin = pair(source)
@@ -460,7 +414,7 @@ def test_threads_meet_in_the_first_call_and_in_others():
     assert not failures
 
 
-def test_a_call_amid_a_tape_or_the_trace_of_a_graph_is_that_of_jax():
+def test_calls_inside_a_tape_or_a_tf_function_match_jax():
     function, params, twin = pair("module")
     expected = twin(params, X)
     with tf.GradientTape():
@@ -479,7 +433,7 @@ def test_a_call_amid_a_tape_or_the_trace_of_a_graph_is_that_of_jax():
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def test_what_cannot_cross_is_refused_with_advice():
+def test_unsupported_models_are_refused_with_advice():
     with pytest.raises(ArgumentError, match=r"params is for a function; .* has its own variables"):
         dlbridge.bridge(model(), to="jax", params={})
     with pytest.raises(ArgumentError, match="a function needs params="):
@@ -510,7 +464,7 @@ def test_what_cannot_cross_is_refused_with_advice():
         jax.vmap(function, (0, None))(own, X)
 
 
-def test_an_error_of_tensorflow_in_a_call_reaches_the_caller():
+def test_tensorflow_errors_reach_the_caller():
     def checked(own, x):
         tf.debugging.assert_positive(x, message="not positive: the test")
         return x * own[0]
@@ -522,7 +476,7 @@ def test_an_error_of_tensorflow_in_a_call_reaches_the_caller():
             jax.block_until_ready(call(params, -jnp.ones(4)))
 
 
-def test_a_signal_amid_a_trace_is_handled_when_that_is_over():
+def test_signals_during_a_trace_are_handled_after_it():
     """An exception of its handler amid TensorFlow's functions could leave them in a graph."""
     handled, before = [], signal.getsignal(signal.SIGUSR1)
     seen = []

@@ -466,7 +466,7 @@ def test_an_exported_program_outlives_the_module():
     close(exported(X), wanted)
 
 
-def test_the_programs_of_a_module_go_with_it(monkeypatch):
+def test_programs_are_freed_with_their_module(monkeypatch):
     layers = pytest.importorskip("dlbridge.frameworks.torch.layers")
     monkeypatch.setattr(layers, "_LAST", deque(maxlen=1))
     module = bridged()
@@ -480,7 +480,7 @@ def test_the_programs_of_a_module_go_with_it(monkeypatch):
 
 
 def test_the_operator_of_another_process_is_refused_by_name():
-    with pytest.raises(ArgumentError, match="the graph is of another process"):
+    with pytest.raises(ArgumentError, match="the graph comes from another process"):
         torch.ops.dlbridge_bridge.run([X], -1)
 
 
@@ -633,7 +633,7 @@ def test_a_graph_of_tensors_on_two_devices_is_refused_by_name():
     assert str(refused.value) == MIXED.format("meta")
 
 
-def test_what_cannot_cross_is_refused_with_advice():
+def test_unsupported_functions_are_refused_with_advice():
     with pytest.raises(UnsupportedTypeError, match=r"must be a function of.*, got int.*wrap"):
         dlbridge.bridge(3, to="torch", params=())
     with pytest.raises(ArgumentError, match=r"needs params=.*; \(\) for a function"):

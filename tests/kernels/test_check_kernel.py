@@ -284,11 +284,11 @@ def test_a_wrong_rule_for_batches_is_found(name: str, framework: Framework) -> N
 # ---- the call ------------------------------------------------------------------------------------
 
 
-def test_a_dimension_along_which_calls_cannot_be_split_is_found() -> None:
+def test_a_wrong_sharding_rule_is_found() -> None:
     kernel = wrap("running", lambda x: np.cumsum(x), "(x: f64[n]) -> f64[n]", sharding="n")
     found = failed(kernel, reference=np.cumsum)
     assert list(found) == ["sharding"]
-    assert "of a part along axis 0" in found["sharding"]
+    assert "of one half along axis 0" in found["sharding"]
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax"])

@@ -256,19 +256,19 @@ expected a dtype, as in 'f32[n]', or a scalar type, got ')'
 expected '[' after 'f32' (scalars are int, float, bool, str, dtype), got ')'
 | a::f(x: f32)
              ^
-a result is a tensor, and 'int' is a scalar: write 'i64[]', which has no dimensions, \
-and int(…) around the call
+a result must be a tensor, not 'int'; write 'i64[]', a tensor without dimensions, \
+and call int() on it
 | a::f(x: f32[n]) -> int
                      ^
-a result is a tensor, and 'float' is a scalar: write 'f64[]', which has no dimensions, \
-and float(…) around the call
+a result must be a tensor, not 'float'; write 'f64[]', a tensor without dimensions, \
+and call float() on it
 | a::f(x: f32[n]) -> (f32[n], float)
                               ^
-a result is a tensor, and 'bool' is a scalar: write 'bool[]', which has no dimensions, \
-and bool(…) around the call
+a result must be a tensor, not 'bool'; write 'bool[]', a tensor without dimensions, \
+and call bool() on it
 | a::f(x: f32[n]) -> (any: bool, y: f32[n])
                            ^
-a result is a tensor, and 'str' is a scalar: return a number that says which
+a result must be a tensor, not 'str'; return a tensor of numbers instead
 | a::f(x: f32[n]) -> str
                      ^
 unknown dtype 'f33' (f32, bf16, bool, float32, …; float, int, uint, complex, number, any)

@@ -85,7 +85,7 @@ def test_without_fullgraph_the_exception_is_that_of_eager_code(make, call):
     assert (type(error), str(error)) == (type(expected), str(expected))
 
 
-def test_sizes_and_numbers_that_are_not_known_are_compiled_as_before():
+def test_dynamic_sizes_and_numbers_do_not_recompile():
     kernel = of_torch()
     programs = []
 
@@ -102,7 +102,7 @@ def test_sizes_and_numbers_that_are_not_known_are_compiled_as_before():
     assert len(programs) <= 2
 
 
-def test_a_choice_that_is_no_bool_is_named():
+def test_a_flag_that_is_not_a_bool_is_named():
     kernel = dlbridge.wrap(
         lambda x, *, save: (x + 1, x + 2 if save else None),
         "refusals::both(x: f32[n], *, save: bool = False) -> (y: f32[n], z: f32[n]? if save)",
