@@ -295,6 +295,7 @@ types: .venv/.test
 	.venv/bin/mypy
 
 bench: .venv/.test
+	.venv/bin/python -m benchmarks bridge --json build/bridge.json
 	.venv/bin/python -m benchmarks exchange --json build/exchange.json
 	.venv/bin/python -m benchmarks distributed --json build/distributed.json
 	.venv/bin/python -m benchmarks kernels --json build/kernels.json

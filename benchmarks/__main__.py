@@ -1,4 +1,4 @@
-"""Run a benchmark: `python -m benchmarks cuda|distributed|exchange|... [--quick]`."""
+"""Run a benchmark: `python -m benchmarks bridge|cuda|distributed|... [--quick]`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    bridge,
     cuda,
     distributed,
     exchange,
@@ -22,6 +23,7 @@ from benchmarks import (
 from dlbridge.files import write_file
 
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "bridge": bridge.run,
     "cuda": cuda.run,
     "distributed": distributed.run,
     "exchange": exchange.run,
