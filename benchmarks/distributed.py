@@ -48,7 +48,7 @@ class Effort(NamedTuple):
 
 QUICK = Effort(3, 0.0005)
 THOROUGH = Effort(200, 0.0005)
-MANY = 2000  # messages of `waitall`, as many each way
+MANY = 8000  # messages of `waitall`, as many each way
 LARGE = 2**20  # from here on a batch is one call, and a tenth of the batches are enough
 
 
@@ -81,6 +81,7 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         *_bars_of_grpc(edges["rows"], grpc or {}),
         *_bars_of_reductions(rows),
         *_bars_of_jax(rows),
+        *_bars_of_many(rows),
         *[
             Bar(f"allreduce of a tree, {name}, {way}", us[way] / us["flat"], 1.1, "x a flat one")
             for name, us in trees.items()
@@ -213,6 +214,16 @@ def _bars_of_jax(rows: list[dict[str, Any]]) -> list[Bar]:
             "x " + FOR_JAX)
         for row in rows
         if FOR_JAX in row["us"] and SIZES[row["size"]] < 2**16
+    ]  # fmt: skip
+
+
+def _bars_of_many(rows: list[dict[str, Any]]) -> list[Bar]:
+    """Return messages that are waited for together, beside Waitall of mpi4py."""
+    return [
+        Bar(f"{row['size']}, irecv, isend, waitall", row["us"]["numpy"] / row["us"]["mpi4py"], 1.5,
+            "x Waitall")
+        for row in rows
+        if row["call"] == "waitall"
     ]  # fmt: skip
 
 

@@ -306,7 +306,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
         dlb_numpy_start() < 0 || dlb_signals_start() < 0 || dlb_loops_start() < 0 ||
         dlb_policy_start(module) < 0 || start_types(module) < 0 ||
-        dlb_ufuncs_start(module) < 0 || add_functions(module) < 0) {
+        dlb_ufuncs_start(module) < 0 || dlb_mpi_start(module) < 0 ||
+        add_functions(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

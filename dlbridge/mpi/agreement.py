@@ -22,7 +22,6 @@ from dlbridge.mpi.engine import Operation, Steps
 from dlbridge.mpi.values import Kind
 from dlbridge.tensor.memory import empty
 
-MOST = 16 * 1024  # bytes of a payload that travels with the ballot
 _TEXT = 256  # bytes in which a rank says what it passed, where ranks do not agree
 
 Combine = Callable[[memoryview, memoryview, bool], None]

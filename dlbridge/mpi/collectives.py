@@ -15,7 +15,7 @@ from dlbridge._core import native
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError
 from dlbridge.exchange import adapter
 from dlbridge.mpi import reductions
-from dlbridge.mpi.agreement import MOST, Ballot, Values, agree, copy, digest
+from dlbridge.mpi.agreement import Ballot, Values, agree, copy, digest
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.quick import (
@@ -154,12 +154,6 @@ def exchange(over: Channel, operation: Operation, post: Post, source: Any, targe
 # ---- reductions ---------------------------------------------------------------------------------
 
 
-# As in _core/mpi/mpi.h: bytes that a reduce or reduce_scatter reduces whole, and of an allgather,
-# alltoall or bcast that travel with the agreement.
-REDUCED_MOST, COPIED_MOST = 1024 * 1024, 4 * 1024
-ROWS_MOST = 8 * 1024  # and of a reduce_scatter
-
-
 @begins("allreduce")
 def iallreduce(over: Channel, x: Any, op: str, out: Any, state: State = None) -> Request:
     """Begin an allreduce, or go on with one."""
@@ -236,8 +230,8 @@ def _reduce(
         how = reductions.learn(key, op, said, call.source.kind.dtype)
         tensor = call.source.tensor
         is_moved = reductions.follow_ballot(over, tensor)
-        if not is_moved or (root is not None and tensor.nbytes > REDUCED_MOST):
-            is_small = tensor.nbytes <= MOST
+        if not is_moved or (root is not None and tensor.nbytes > native.REDUCED_MOST):
+            is_small = tensor.nbytes <= native.BALLOT_MOST
             return start(call, over, small if is_small else large, posts=not is_small)
         receive = partial(call.receive, call.source.kind)
         call, state = _add_values(call, over, how, state, receive)
@@ -310,7 +304,7 @@ def ireduce_scatter(
     said, key = digest("reduce_scatter", f"op={op!r}"), reductions.known_as(op, REDUCE_SCATTER)
     how = reductions.learn(key, op, said, call.source.kind.dtype)
     nbytes = call.source.tensor.nbytes
-    if nbytes > ROWS_MOST and over.peers.is_direct:
+    if nbytes > native.ROWS_MOST and over.peers.is_direct:
         return _copy(over, call, state, how=how, settle=divide)
     call, target = with_target(call)
 
@@ -348,7 +342,7 @@ def ireduce_scatter(
         divide(target)
         return call.finish(target)
 
-    is_small = 0 < nbytes <= ROWS_MOST
+    is_small = 0 < nbytes <= native.ROWS_MOST
     return start(call, over, small if is_small else large, posts=not is_small)
 
 
@@ -405,7 +399,7 @@ def ibcast(
             _check_announced(call, kind, small.size, made.nbytes)
             np.asarray(raw_bytes(made))[: small.size] = small
         operation.nbytes = made.nbytes
-        if made.nbytes > COPIED_MOST:
+        if made.nbytes > native.COPIED_MOST:
             source, target = (made, None) if is_root else (None, made)
             yield from copy(over, operation, ballot.state, "bcast", source, target, root)
         return x if is_root and call.out is None else call.finish(made)
@@ -424,13 +418,13 @@ def _announce(
         return call.ballot(over, kind=known, state=state, takes=True)
     tensor = call.source.tensor
     payload = call.source.kind.pack()
-    if tensor.nbytes <= COPIED_MOST:
+    if tensor.nbytes <= native.COPIED_MOST:
         payload += bytes(np.asarray(raw_bytes(tensor)))
     return call.ballot(over, payload, state=state, takes=True)
 
 
 def _check_announced(call: Call, kind: Kind, came: int, nbytes: int) -> None:
-    if came != (nbytes if nbytes <= COPIED_MOST else 0):
+    if came != (nbytes if nbytes <= native.COPIED_MOST else 0):
         raise MPIError(
             f"{call.name}: {kind} of {nbytes} bytes comes with {came}; run the same dlbridge on "
             "all ranks"
@@ -522,7 +516,7 @@ def igather(
         return _go_on_copying(over, call, state)
     if call.error is None:
         learn_call((GATHER, int(root)), partial(digest, "gather", f"root={root}"))
-    if call.source is not None and call.source.tensor.nbytes * over.size <= COPIED_MOST:
+    if call.source is not None and call.source.tensor.nbytes * over.size <= native.COPIED_MOST:
         return start(call, over, partial(_gather, call, over, state, _all if is_root else None))
     return _copy(over, call, state, root=root, gets_result=is_root)
 
@@ -544,7 +538,7 @@ def iallgather(over: Channel, x: Any, out: Any, state: State | native.Collective
         return start(call, over, lambda operation: agree(over, operation, ballot))
     learn_call(ALLGATHER, partial(digest, "allgather", ""))
     part = call.source.tensor.nbytes
-    if part * over.size > COPIED_MOST:
+    if part * over.size > native.COPIED_MOST:
         return _copy(over, call, state)
     return start(call, over, partial(_gather, call, over, state, _all))
 
@@ -599,7 +593,7 @@ def ialltoall(over: Channel, x: Any, out: Any, state: State | native.Collective 
         return _go_on_copying(over, call, state)
     if call.error is None and call.source is not None:
         learn_call(ALLTOALL, partial(digest, "alltoall", ""))
-        if 0 < call.source.tensor.nbytes * over.size <= COPIED_MOST:
+        if 0 < call.source.tensor.nbytes * over.size <= native.COPIED_MOST:
             return start(call, over, partial(_gather, call, over, state, own_rows))
     return _copy(over, call, state)
 

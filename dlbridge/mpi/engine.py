@@ -24,9 +24,6 @@ from dlbridge.errors import ArgumentError, DLBridgeError, MPIError, MPITimeoutEr
 from dlbridge.mpi.job import Job, Nap, end_together, named
 from dlbridge.signals import not_from_handler
 
-# Seconds for which a wait yields before it sleeps, and seconds more for each byte in transit:
-# within a host, and between hosts. As in _core/mpi/quick.c.
-_NEAR, _FAR = (50e-6, 5e-10), (300e-6, 2e-9)
 LOOK = 0.01  # seconds after which a wait looks who has left,
 _DEFERRED = 0.001  # and after which it sees an interrupt
 _OTHERS = 16  # operations that go on between two looks at the one that is waited for,
@@ -259,8 +256,7 @@ class Engine:
         if self.test(operation):
             return True
         is_near = operation.channel is None or operation.channel.is_near
-        seconds, per_byte = _NEAR if is_near else _FAR
-        nap = Nap(seconds + operation.nbytes * per_byte)
+        nap = Nap(native.awake(is_near, operation.nbytes))
         next_look = time.monotonic() + LOOK
         while not operation.done:
             has_slept = native.defer_signals(self._wait_a_while, operation, nap)

@@ -22,9 +22,8 @@ from dlbridge.mpi.engine import Operation, Request, Steps
 from dlbridge.mpi.values import MOST_DIMENSIONS, Destination, Kind, Source, give, take
 from dlbridge.tensor.values import raw_bytes
 
-_MOST = 8 * 1024  # bytes of contents that travel in the first message
 _FORM = struct.Struct("<IIQ")  # tag of the contents' own message, sender, user's tag
-_SPACE = _FORM.size + 8 * (MOST_DIMENSIONS + 1) + _MOST
+_SPACE = _FORM.size + 8 * (MOST_DIMENSIONS + 1) + native.MESSAGE_MOST
 
 
 def _check_tag(call: str, tag: Any, highest: int) -> int:
@@ -78,7 +77,7 @@ def _prepare_send(
     byte, number = over.mpi.BYTE, over.peers.next_payload()
     head = _FORM.pack(number, over.rank, tag)
     head += Kind(tensor.shape, tensor._dtype_triple).pack()
-    is_small = tensor.nbytes <= _MOST
+    is_small = tensor.nbytes <= native.MESSAGE_MOST
     if is_small:
         head += bytes(np.asarray(raw_bytes(tensor)))
     contents = None if is_small else [over.memory(tensor), tensor.nbytes, byte]
@@ -232,12 +231,12 @@ def _receive(
             yield from _receive_nothing(over, operation, sender, number, kind)
         raise
     nbytes = made.nbytes
-    if len(contents) != (nbytes if nbytes <= _MOST else 0):
+    if len(contents) != (nbytes if nbytes <= native.MESSAGE_MOST else 0):
         raise MPIError(
             f"recv: rank {sender} announces {kind} of {nbytes} bytes and sends {len(contents)} "
             "with that; run the same dlbridge on all ranks"
         )
-    if nbytes > _MOST:
+    if nbytes > native.MESSAGE_MOST:
         operation.nbytes = nbytes
         operation.kept.append(made)
         operation.status = status = mpi.Status()
@@ -264,10 +263,10 @@ def _receive_nothing(
     All their blocks are received into the same buffer. With MPICH a shorter receive would do, but
     OpenMPI 5.0.11 writes past the end of a receive that is too short.
     """
-    block = bytearray(_MOST)
+    block = bytearray(native.MESSAGE_MOST)
     _, bits, lanes = kind.dtype
     most = math.prod(kind.shape) * -(-bits * lanes // 8)
-    sizes = [_MOST] * -(-most // _MOST)
+    sizes = [native.MESSAGE_MOST] * -(-most // native.MESSAGE_MOST)
     datatype = over.mpi.BYTE.Create_hindexed(sizes, [0] * len(sizes)).Commit()
     operation.kept.append(block)
     request = over.payloads.Irecv([block, 1, datatype], sender, number)

@@ -22,7 +22,6 @@ from dlbridge._core import native
 from dlbridge.errors import DLBridgeError
 from dlbridge.mpi import collectives, messages, reductions
 from dlbridge.mpi.agreement import digest
-from dlbridge.mpi.collectives import COPIED_MOST, ROWS_MOST
 from dlbridge.mpi.engine import Operation
 from dlbridge.mpi.quick import ALLGATHER, ALLTOALL, BARRIER, QUICK, REDUCE_SCATTER, learn_type
 from dlbridge.mpi.values import Kind
@@ -224,7 +223,7 @@ class Fuzzer:
     ) -> Iterator[bytes]:
         kind = Kind(x.shape, FLOAT32)
         if name == "recv":
-            small = x.tobytes() if x.nbytes <= 8192 else b""
+            small = x.tobytes() if x.nbytes <= native.MESSAGE_MOST else b""
             yield self._spoilt(source, head(kind, small))
             return
         arguments, payload = "", b""
@@ -232,10 +231,11 @@ class Fuzzer:
             arguments = f"op={op!r}" + (f", root={root}" if name == "reduce" else "")
             is_large = calls.quick.peers.moves_values(x.nbytes)
             if name == "reduce_scatter":  # of which some rows come in each round
-                is_large = x.nbytes > ROWS_MOST
+                is_large = x.nbytes > native.ROWS_MOST
             payload = b"" if is_large else x.tobytes()
         elif name in ("allgather", "alltoall"):
-            payload = bytes(calls.size * x.nbytes if calls.size * x.nbytes <= COPIED_MOST else 0)
+            rows = calls.size * x.nbytes
+            payload = bytes(rows if rows <= native.COPIED_MOST else 0)
         elif name == "bcast":
             arguments, payload = f"root={root}", kind.pack() + x.tobytes()
         for _ in range(source.randrange(1, 5)):

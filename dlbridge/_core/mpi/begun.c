@@ -659,6 +659,14 @@ static PyObject *outcomes(PyObject *Py_UNUSED(module), PyObject *requests) {
     return made;
 }
 
+static PyObject *awake(PyObject *Py_UNUSED(module), PyObject *args) {
+    int is_near;
+    Py_ssize_t nbytes;
+    if (!PyArg_ParseTuple(args, "pn:awake", &is_near, &nbytes))
+        return NULL;
+    return PyFloat_FromDouble(dlb_awake(is_near, (size_t)nbytes));
+}
+
 PyMethodDef dlb_begun_functions[] = {
     {"advance_begun", advance_begun_of_all, METH_O,
      "advance_begun($module, count, /)\n--\n\n"
@@ -666,6 +674,9 @@ PyMethodDef dlb_begun_functions[] = {
     {"is_begun_over", is_begun_over, METH_O,
      "is_begun_over($module, peers, /)\n--\n\n"
      "Return whether a call that C has begun is under way between these peers."},
+    {"awake", awake, METH_VARARGS,
+     "awake($module, near, nbytes, /)\n--\n\n"
+     "Return the seconds for which a wait yields the processor before it sleeps."},
     {"outcomes", outcomes, METH_O,
      "outcomes($module, requests, /)\n--\n\n"
      "Return the results of requests, or raise the error of the first that failed."},

@@ -6,8 +6,6 @@
 #include <limits.h>
 #include <string.h>
 
-enum { SMALL_MESSAGE = 8 * 1024 }; /* bytes of contents in the first message */
-
 static int advance_message(void *message) {
     return dlb_posted_advance(message);
 }
@@ -29,7 +27,7 @@ posted *dlb_begin_send(const quick *self, dlb_peers *over,
     if (dest < 0 || tag < 0 || dlb_source_take(self, args[0], INT_MAX, &from) <= 0)
         return NULL;
     const DLTensor *dl = &from.view.dl;
-    size_t with_head = from.nbytes <= SMALL_MESSAGE ? from.nbytes : 0;
+    size_t with_head = from.nbytes <= DLB_MESSAGE_MOST ? from.nbytes : 0;
     size_t large = from.nbytes - with_head;
     posted *message = dlb_posted_new(
         over, dest, false, sizeof(message_head) + dlb_kind_size(dl) + with_head);
@@ -78,7 +76,7 @@ bool dlb_read_message(const posted *message, announced *out, uint32_t *number) {
            head.number <= (uint32_t)over->highest_tag &&
            dlb_read_kind(message->data + sizeof head, size - sizeof head, out) &&
            out->nbytes <= INT_MAX &&
-           out->come == (out->nbytes <= SMALL_MESSAGE ? out->nbytes : 0);
+           out->come == (out->nbytes <= DLB_MESSAGE_MOST ? out->nbytes : 0);
 }
 
 bool dlb_fits(const announced *said, const DLTensor *dl) {
@@ -125,7 +123,7 @@ void dlb_close_receiver(const receiver *made) {
 posted *dlb_new_receive(dlb_peers *over, int peer) {
     return dlb_posted_new(over, peer, true,
                           sizeof(message_head) + sizeof(description) +
-                              8 * MOST_DIMENSIONS + SMALL_MESSAGE);
+                              8 * MOST_DIMENSIONS + DLB_MESSAGE_MOST);
 }
 
 /* Receive a message that was posted: 1, with the result; 0, Python goes on; -1. */

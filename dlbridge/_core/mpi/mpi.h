@@ -89,7 +89,13 @@ enum {
     /* Bytes of a reduce_scatter that travel with the ballot: each rank sends half of
      * what it has in a round. */
     DLB_ROWS_MOST = 8 * 1024,
+    DLB_MESSAGE_MOST = 8 * 1024, /* bytes of a tensor that travel with its message */
 };
+
+/* Seconds for which a wait yields the processor before it sleeps. */
+static inline double dlb_awake(bool is_near, size_t nbytes) {
+    return is_near ? 50e-6 + 5e-10 * (double)nbytes : 300e-6 + 2e-9 * (double)nbytes;
+}
 
 typedef void (*dlb_inner_loop)(char **, const Py_ssize_t *, const Py_ssize_t *, void *);
 
@@ -240,5 +246,7 @@ int dlb_collective_advance(dlb_collective *collective);
 /* ---- quick.c, posted.c, begun.c: calls without a Python frame, see calls.h ---- */
 extern PyTypeObject dlb_QuickType, dlb_PostedType, dlb_BegunType;
 extern PyMethodDef dlb_begun_functions[];
+/* Add the sizes that Python reads; -1 with an exception. */
+int dlb_mpi_start(PyObject *module);
 
 #endif /* DLBRIDGE_CORE_MPI_MPI_H_ */

@@ -120,9 +120,23 @@ static dlb_peers *open_peers(quick *self) {
 }
 
 double dlb_patience(const dlb_peers *over, size_t nbytes) {
-    double awake =
-        over->is_near ? 50e-6 + 5e-10 * (double)nbytes : 300e-6 + 2e-9 * (double)nbytes;
+    double awake = dlb_awake(over->is_near, nbytes);
     return awake < LONGEST ? awake : LONGEST;
+}
+
+int dlb_mpi_start(PyObject *module) {
+    static const struct {
+        const char *name;
+        long nbytes;
+    } sizes[] = {{"BALLOT_MOST", DLB_BALLOT_MOST},
+                 {"REDUCED_MOST", DLB_REDUCED_MOST},
+                 {"COPIED_MOST", DLB_COPIED_MOST},
+                 {"ROWS_MOST", DLB_ROWS_MOST},
+                 {"MESSAGE_MOST", DLB_MESSAGE_MOST}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (PyModule_AddIntConstant(module, sizes[i].name, sizes[i].nbytes) < 0)
+            return -1;
+    return 0;
 }
 
 /* ---- each call ---- */
