@@ -195,7 +195,8 @@ def wrap(
             cast, and calls with `out=` are not either. None (default) leaves all as they are.
         sharding: dimensions along which a call may be split, "m, n" or "...": a part of each
             argument with the dimension, and all of the others, give that part of each result.
-            torch's DTensors stay sharded along these, and are gathered along all others.
+            torch's DTensors and JAX's sharded arrays stay sharded along these, and are gathered
+            along all others.
         stream: "current" (default) runs on the caller's current stream of a device that has such,
             "default" on the device's default one, with events before and after.
         grid: of a GPU kernel that dlbridge launches: blocks, as one to three integers or

@@ -200,7 +200,8 @@ def check_kernel(
 
     Arguments are made from the schema. Checked are, in each framework: `values` against the
     reference, in every dtype; `inputs`, which must stay as they were; `empty` tensors; `threads`,
-    which call it at once; `sharding`, that halves of arguments give halves of results. In NumPy and
+    which call it at once; `sharding`, that halves of arguments give halves of results, and in JAX
+    with several devices, that sharded arguments give the same results. In NumPy and
     PyTorch: `layouts` (strided, transposed and, in NumPy, reversed, misaligned and read-only
     memory) and `out=`, of which it must write every element and nothing around it. In PyTorch:
     `opcheck`, `compile`, `export`, `vmap`, `gradient`, in float64 `gradcheck`, and `autocast`; in
@@ -501,6 +502,9 @@ def check_sharding(subject: Subject) -> None:
             samples.compare(recipe, got, expected, samples.names(recipe.schema), what)
     if not done:
         raise Inapplicable("no dimension that sharding= names has two elements")
+    check_shards = getattr(_own_module(subject.framework), "check_shards", None)
+    if check_shards is not None:
+        check_shards(subject)
 
 
 def _rows(array: Any, axis: int | None, half: slice) -> Any:

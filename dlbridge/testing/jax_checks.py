@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import numpy
 
 from dlbridge._core import native
+from dlbridge.kernels.sharding import splits
 from dlbridge.signals import not_from_handler
 from dlbridge.testing import samples
 from dlbridge.testing.checking import Inapplicable, Subject
@@ -46,6 +48,32 @@ def check_export(subject: Subject) -> None:
     program = jax.export.export(function, disabled_checks=[check])(*tensors)
     read = jax.export.deserialize(bytearray(program.serialize()))
     subject.sample.compare(subject.rows(subject.outputs(read.call, tensors)), "exported, ")
+
+
+def check_shards(subject: Subject) -> None:
+    """jax.jit with arguments that are sharded along each dimension of `sharding=`.
+
+    Only where JAX has several devices, and an extent that some of them share evenly.
+    """
+    recipe, sample, devices = subject.recipe, subject.sample, jax.devices()
+    tensors = sample.given("jax")
+    function = jax.jit(sample.function(subject.call))
+    for axes, _ in splits(recipe.schema, recipe.kernel.sharding, [each.ndim for each in tensors]):
+        split = [x.shape[axis] for x, axis in zip(tensors, axes, strict=True) if axis is not None]
+        extent = split[0] if split else 0
+        count = next((n for n in range(2, len(devices) + 1) if extent and extent % n == 0), 0)
+        if not count:
+            continue
+        mesh = jax.sharding.Mesh(numpy.array(devices[:count]), ("devices",))
+        placed = []
+        for tensor, axis in zip(tensors, axes, strict=True):
+            spec: list[str | None] = [None] * tensor.ndim
+            if axis is not None:
+                spec[axis] = "devices"
+            where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+            placed.append(jax.device_put(tensor, where))
+        got = [numpy.asarray(each) for each in subject.outputs(function, placed)]
+        sample.compare(got, f"sharded over {count} devices, ")
 
 
 def check_vmap(subject: Subject) -> None:

@@ -1,4 +1,5 @@
-"""sharding=: the dimensions along which a call may be split; torch's DTensors in two processes."""
+"""sharding=: the dimensions along which a call may be split; torch's DTensors in two processes,
+JAX's arrays on four devices."""
 
 from __future__ import annotations
 
@@ -157,3 +158,175 @@ def test_two_processes_call_kernels_on_shards_of_dtensors(run_python, framework,
         pytest.skip("this torch has no distributed package")
     found = run_python(TWO.format(early=early, late=late)).check()
     assert found.strip().endswith("both")
+
+
+FOUR = """
+import re
+import jax, jax.numpy as jnp, numpy as np, dlbridge
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from dlbridge.testing import check_kernel
+
+seen = set()
+
+def wrap(function, schema, **options):
+    def call(*tensors, **scalars):
+        seen.add(tuple(each.shape for each in tensors if each is not None))
+        return function(*tensors, **scalars)
+    return dlbridge.wrap(call, schema, abi="python:numpy", **options)
+
+def put(x, mesh, *spec):
+    return jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+def gathers(function, *args):
+    text = jax.jit(function).lower(*args).compile().as_text()
+    return len(re.findall(r" (?:all-gather|all-to-all|collective-permute)\\(", text))
+
+def check(function, args, expected, shapes, spec=None, moves=0):
+    seen.clear()
+    made = function(*args)
+    np.testing.assert_allclose(made, expected, rtol=1e-4)
+    assert seen == {shapes}, seen
+    assert gathers(function, *args) == moves
+    if spec is not None:
+        expected = NamedSharding(made.sharding.mesh, P(*spec))
+        assert made.sharding.is_equivalent_to(expected, made.ndim)
+
+line = Mesh(np.array(jax.devices()), ("a",))
+grid = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+random = np.random.default_rng(0)
+x = jnp.asarray(random.normal(size=(4, 8, 6)).astype("float32"))
+y = jnp.asarray(random.normal(size=(6, 4)).astype("float32"))
+"""
+
+MATMUL = (
+    FOUR
+    + """
+mm = wrap(
+    np.matmul,
+    "sharded::mm(x: f32[*batch, m, k], y: f32[k, n]) -> f32[*batch, m, n]",
+    vjp=lambda grad, x, y: (grad @ y.T, jnp.einsum("...mk,...mn->kn", x, grad)),
+    batch="broadcast",
+    sharding="*batch, m, n",
+)
+by = jax.jit(mm.jax)
+for call in (mm, mm.jax, by):
+    made = call(put(x, line, "a"), y)
+    np.testing.assert_allclose(made, x @ y, rtol=1e-4)
+    assert made.sharding.spec == P("a")
+check(by, (put(x, grid, "a", "b"), y), x @ y, ((2, 4, 6), (6, 4)), ("a", "b"))
+both = put(x, grid, None, "a"), put(y, grid, None, "b")
+check(by, both, x @ y, ((4, 4, 6), (6, 2)), (None, "a", "b"))
+check(by, (put(x, grid, ("a", "b")), y), x @ y, ((1, 8, 6), (6, 4)), (("a", "b"),))
+check(by, (x, put(y, line, None, "a")), x @ y, ((4, 8, 6), (6, 1)), (None, None, "a"))
+# One axis of the mesh serves one dimension; k is not named.
+both = put(x, line, "a"), put(y, line, None, "a")
+check(by, both, x @ y, ((1, 8, 6), (6, 4)), ("a",), 1)
+both = put(x, grid, None, None, "a"), put(y, grid, "a")
+check(by, both, x @ y, ((4, 8, 6), (6, 4)), (), 2)
+
+# As the result is to be sharded, where the arguments are not.
+rows = jax.jit(mm.jax, out_shardings=NamedSharding(line, P(None, "a")))
+check(rows, (put(x, line), put(y, line)), x @ y, ((4, 2, 6), (6, 4)), (None, "a"))
+
+# An extent that the devices do not share evenly is gathered.
+def uneven(x):
+    x = jax.lax.with_sharding_constraint(x, NamedSharding(line, P("a")))
+    return mm.jax(x, y)
+
+made = jax.jit(uneven)(x[:3])
+np.testing.assert_allclose(made, x[:3] @ y, rtol=1e-4)
+assert mm.jax(put(x[:0], line, "a"), y).shape == (0, 8, 4)
+
+# In loops, batches and derivatives.
+outer = y[:, :1].T * y[:, :1]
+twice = lambda x: jax.lax.fori_loop(0, 2, lambda _, x: mm.jax(x, outer), x)
+columns = put(x, line, None, "a")
+check(jax.jit(twice), (columns,), x @ outer @ outer, ((4, 2, 6), (6, 6)), (None, "a"))
+batch = jnp.stack([x] * 4)
+slices = jax.jit(jax.vmap(mm.jax, (0, None)))
+check(slices, (put(batch, line, "a"), y), batch @ y, ((1, 4, 8, 6), (6, 4)), ("a",))
+def loss(f):
+    return jax.grad(lambda x, y: (f(x, y) ** 2).sum(), (0, 1))
+seen.clear()
+given = columns, y
+for own, expected in zip(jax.jit(loss(mm.jax))(*given), loss(jnp.matmul)(x, y), strict=True):
+    np.testing.assert_allclose(own, expected, rtol=1e-3, atol=1e-4)
+assert seen == {((4, 2, 6), (6, 4))}, seen
+assert gathers(loss(mm.jax), *given) == 0
+print("done")
+"""
+)
+
+OTHERS = (
+    FOUR
+    + """
+axpy = wrap(
+    lambda x, y, by: x * by if y is None else x * by + y,
+    "sharded::axpy(x: f32[..., n], y: f32[n]? = None, *, by: float = 1.0) -> f32[..., n]",
+    sharding="..., n",
+)
+spread, z = put(x, grid, "a", None, "b"), jnp.arange(6.0)
+check(jax.jit(lambda x: axpy.jax(x, by=2.0)), (spread,), 2 * x, ((2, 8, 3),))
+traced = jax.jit(lambda x, y, by: axpy.jax(x, y, by=by))
+check(traced, (spread, z, 3.0), 3 * x + z, ((2, 8, 3), (3,)))
+for by in range(12):  # from the ninth on, the number is an operand
+    seen.clear()
+    np.testing.assert_allclose(axpy.jax(spread, by=float(by)), by * x)
+    assert seen == {((2, 8, 3),)}
+check(jax.jit(jax.vmap(axpy.jax)), (put(x, line, None, "a"),), x, ((2, 6),), None)
+
+both = wrap(
+    lambda x: (x.sum(-1), (x * x).sum(-1)),
+    "sharded::both(x: f32[..., n]) -> (f32[...], f32[...])",
+    sharding="...",
+)
+for place, expected in enumerate((x.sum(-1), (x * x).sum(-1))):
+    one = jax.jit(lambda x: both.jax(x)[place])
+    check(one, (put(x, grid, "a", "b"),), expected, ((2, 4, 6),), ("a", "b"))
+
+total = wrap(np.cumsum, "sharded::total(x: f32[n]) -> f32[n]")
+check(jax.jit(total.jax), (put(z[:4], line, "a"),), jnp.cumsum(z[:4]), ((4,),), (), 1)
+
+# Within shard_map the kernel has the shards, whether or not JAX checks what differs between them.
+try:
+    from jax import shard_map
+    checks = [{"check_vma": True}, {"check_vma": False}]
+except ImportError:
+    from jax.experimental.shard_map import shard_map
+    checks = [{"check_rep": False}]
+for each in checks:
+    how = {"mesh": line, "out_specs": P("a"), **each}
+    rows = shard_map(lambda x, y: axpy.jax(x, y, by=2.0), in_specs=(P("a"), P()), **how)
+    check(jax.jit(rows), (x, z), 2 * x + z, ((1, 8, 6), (6,)), ("a",))
+    slices = shard_map(jax.vmap(axpy.jax), in_specs=P("a"), **how)
+    check(jax.jit(slices), (x,), x, ((8, 6),), ("a",))
+
+# Where shardings are part of types, the result has such a type.
+if hasattr(jax.sharding, "AxisType") and hasattr(jax, "set_mesh"):
+    explicit = jax.make_mesh((4,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(explicit):
+        typed, whole = put(x, explicit, "a"), put(z, explicit)
+        seen.clear()
+        made = jax.jit(axpy.jax)(typed, whole)
+        assert jax.typeof(made).sharding.spec == P("a", None, None)
+        np.testing.assert_allclose(made, x + z)
+        assert seen == {((1, 8, 6), (6,))}
+        made = axpy.jax(put(x[..., :4], explicit), put(z[:4], explicit, "a"))
+        assert jax.typeof(made).sharding.spec == P(None, None, "a")
+        np.testing.assert_allclose(made, x[..., :4] + z[:4])
+
+report = check_kernel(both, lambda x: (x.sum(-1), (x * x).sum(-1)), frameworks=["jax"])
+assert ("sharding", "passed") in [(row.check, row.status) for row in report.rows]
+print("done")
+"""
+)
+
+
+@pytest.mark.subprocess
+@pytest.mark.preloaded("jax")
+@pytest.mark.usefixtures("jax")
+@pytest.mark.parametrize("program", [MATMUL, pytest.param(OTHERS, marks=pytest.mark.full)])
+def test_jax_calls_kernels_on_shards(run_python, program):
+    """No device gets more than its shard along the dimensions named, and nothing is gathered."""
+    flags = "--xla_force_host_platform_device_count=4"
+    assert "done" in run_python(program, XLA_FLAGS=flags, timeout=300).check()

@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
+from dlbridge.frameworks.jax.sharding import partitioned
 from dlbridge.kernels import gradients
 from dlbridge.kernels.gradients import Jvp, Vjp
 from dlbridge.kernels.kernel import Kernel, recorded
@@ -192,6 +193,15 @@ class Program:
         for place in extents:
             outcome[place] = outcome[place][_LOW]
         return _vary(outcome, operands[:used])
+
+    def split(self, *operands: Any) -> tuple[Any, ...]:
+        """Call XLA's target so that XLA can split the call along the dimensions of `sharding=`."""
+        kernel = self.kernel
+        if kernel.schema is None or _varying_axes(operands):  # within shard_map
+            return self.call(*operands)
+        tensors = self.spread(operands[: self.tensor_count])
+        call = partitioned(self.call, kernel.schema, kernel.sharding, tensors, operands)
+        return call(*operands)
 
     def _aliases(self, outcome_count: int) -> dict[int, int]:
         places = np.cumsum(self.plan.present) - 1
@@ -743,11 +753,12 @@ mlir.register_lowering(_linear, mlir.lower_fun(_apply_linear, multiple_results=T
 
 def _with_batch_rule(program: Program) -> Any:
     """Return the program's call with the kernel's own way to compute a batch."""
-    if program.kernel.batch == "sequential" or not _has_outcome(program):
+    kernel = program.kernel
+    if not _has_outcome(program) or (kernel.batch == "sequential" and not kernel.sharding):
         return program.call
-    rule = _broadcast if program.kernel.batch == "broadcast" else _call_rule
+    rule = _RULES[kernel.batch] if isinstance(kernel.batch, str) else _call_rule
 
-    call: Any = jax.custom_batching.custom_vmap(program.call)
+    call: Any = jax.custom_batching.custom_vmap(program.split if kernel.sharding else program.call)
 
     def batched(axis_size: int, is_batched: Sequence[bool], *operands: Any) -> Any:
         flags = [bool(each) for each in is_batched]
@@ -761,6 +772,12 @@ def _with_batch_rule(program: Program) -> Any:
 def _has_outcome(program: Program) -> bool:
     schema = program.kernel.schema
     return bool(program.written) or (schema is not None and bool(schema.results))
+
+
+def _sequential(
+    _program: Program, call: Call, _size: int, flags: list[bool], operands: Sequence[Any]
+) -> tuple[Any, ...]:
+    return _one_by_one(call, flags, operands)
 
 
 def _one_by_one(call: Call, flags: Sequence[bool], operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -812,6 +829,9 @@ def _leading(program: Program) -> list[bool]:
         for tensor, present in zip(schema.tensors, program.plan.present, strict=True)
         if present
     ]
+
+
+_RULES: dict[Any, Any] = {"sequential": _sequential, "broadcast": _broadcast}
 
 
 # ---- batch=function ------------------------------------------------------------------------------
