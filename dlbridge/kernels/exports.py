@@ -65,13 +65,14 @@ class _Description(ctypes.Structure):
         ("doc", ctypes.c_void_p),
         ("align", ctypes.c_int64),
         ("autocast", ctypes.c_void_p),
+        ("sharding", ctypes.c_void_p),
     )
 
 
 _KNOWN = ctypes.sizeof(_Description)
 _REQUIRED = _Description.abi.offset  # what every description has
 DERIVATIVES = ("vjp", "jvp")
-TEXTS = ("batch", "layout", "overlap", "gil", "cost", "stream", "autocast")
+TEXTS = ("batch", "layout", "overlap", "gil", "cost", "stream", "autocast", "sharding")
 OPTIONS = (*TEXTS, "align")
 
 

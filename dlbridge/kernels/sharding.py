@@ -7,7 +7,7 @@ without the dimension are needed whole. A pack (`...`, `*batch`) stands for each
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from dlbridge.errors import ArgumentError
@@ -37,7 +37,7 @@ def may_be_split(schema: Schema) -> bool:
     return bool(schema.tensors and schema.results) and not is_unusual
 
 
-def check_names(schema: Schema, names: Iterable[str]) -> None:
+def check_names(schema: Schema, names: Sequence[str]) -> None:
     """Refuse dimensions along which calls of a kernel cannot be split.
 
     Raises:
@@ -52,7 +52,7 @@ def check_names(schema: Schema, names: Iterable[str]) -> None:
             "arguments, have lists of tensors or optional results, or determine the size of one"
         )
     parts = join_parts(schema.tensors, schema.results)
-    for name in names:
+    for place, name in enumerate(names):
         why = ""
         if name not in (*schema.names, *schema.packs):
             known = ", ".join((*schema.names, *schema.packs)) or "none"
@@ -70,7 +70,9 @@ def check_names(schema: Schema, names: Iterable[str]) -> None:
             elif twice:
                 why = f"occurs twice in {twice[0]!r}"
         if why:
-            raise ArgumentError(f"{where} names {name!r}, which {why}")
+            column = sum(len(each) + 2 for each in names[:place])
+            text = f"    {', '.join(names)}\n    {' ' * column}^"
+            raise ArgumentError(f"{where} names {name!r}, which {why}\n{text}")
 
 
 class Split(NamedTuple):

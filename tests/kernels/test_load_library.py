@@ -156,13 +156,14 @@ def test_a_kernel_of_a_library_is_a_function_of_tensorflow(build: Build) -> None
     assert tape.gradient(y, x).numpy().tolist() == [3.0, 3.0]
 
 
-def test_every_field_arrives(build: Build) -> None:
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_every_field_arrives(build: Build, language: str) -> None:
     """As the option of `wrap` that is called so."""
     more = (
         '.abi = "void(const float *x, float *out, int64_t n)", .batch = "broadcast", '
         '.layout = "strided", .overlap = "allow", .gil = "auto", .cost = "3 * n", '
         '.stream = "default", .platform = "cpu", .align = 64, .doc = "Copies.", '
-        '.autocast = "float32"'
+        '.autocast = "float32", .sharding = "n"'
     )
     source = f"""{HEADER}
     static void copy(const float *x, float *out, int64_t n) {{
@@ -170,9 +171,13 @@ def test_every_field_arrives(build: Build) -> None:
     }}
     DLB_EXPORT(copy, "fields::copy(x: f32[n]) -> f32[n]", {more});
     """
-    kernel = dlbridge.load_library(build(source)).copy
-    options = ("batch", "layout", "overlap", "gil", "cost", "stream", "align", "autocast")
-    given = ("broadcast", "strided", "allow", "auto", "3 * n", "default", 64, "float32")
+    flags = ("-std=c++17",) if language == "c++" else ()
+    kernel = dlbridge.load_library(build(source, language=language, flags=flags)).copy
+    options = (
+        *("batch", "layout", "overlap", "gil", "cost"),
+        *("stream", "align", "autocast", "sharding"),
+    )
+    given = ("broadcast", "strided", "allow", "auto", "3 * n", "default", 64, "float32", ("n",))
     assert tuple(getattr(kernel, option) for option in options) == given
     assert kernel.platforms == ("cpu",)
     x = np.arange(3, dtype="float32")
@@ -401,6 +406,10 @@ MISTAKES = {
     "autocast that does not fit": (
         entry("f", F, '.autocast = "bfloat16"'),
         "f: .*::f: autocast='bfloat16' casts arguments to bf16, which no argument takes",
+    ),
+    "sharding": (
+        entry("f", F, '.sharding = "n, m"'),
+        r"f: mistake_\w+::f: sharding= names 'm', which is not a dimension.*has n\n +n, m\n {7}\^$",
     ),
     "cost": (entry("f", F, '.cost = "m"'), "f: .*'m'"),
     "platform": (entry("f", F, '.platform = "gpu9"'), "f: .*'gpu9'"),
