@@ -578,7 +578,10 @@ def _labels(schema: Schema, own: Schema, word: str) -> tuple[str, ...]:
 
 
 class Derivable:
-    """A Python function of a kernel that makes its own derivative."""
+    """A Python function of a kernel that makes its own derivative.
+
+    Cotangents and gradients of complex tensors follow the convention of its callers.
+    """
 
     def __call__(self, *tensors: Any) -> Any:
         """Return the results."""
@@ -609,7 +612,7 @@ class Automatic(NamedTuple):
 
         Raises:
             ArgumentError: the kernel is no Python function of that framework, takes optional
-                tensors or complex ones, or must write into `out`.
+                tensors, complex ones unless it is `Derivable`, or must write into `out`.
         """
         schema, framework = kernel.schema, self.framework
         assert schema is not None
@@ -657,9 +660,10 @@ def _check_derivable(schema: Schema, function: Function, framework: str, word: s
         f"the tensor {', '.join(optional)} is optional": bool(optional),
         "the function writes into `out` and returns nothing": out is not None
         and out.default is out.empty,
-        "a tensor is complex, and frameworks differ in what its gradient is": any(
-            dtype.is_complex for part in parts if part.dtype for dtype in part.dtype.dtypes
-        ),
+        "a tensor is complex, and frameworks differ in what its gradient is": not isinstance(
+            function, Derivable
+        )
+        and any(dtype.is_complex for part in parts if part.dtype for dtype in part.dtype.dtypes),
     }
     for why, applies in refusals.items():
         if applies:

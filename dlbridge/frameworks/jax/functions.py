@@ -21,7 +21,8 @@ from dlbridge import registry
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
-from dlbridge.kernels.gradients import Automatic
+from dlbridge.frameworks.models import is_moving
+from dlbridge.kernels.gradients import Automatic, Derivable
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Schema, join_parts
 from dlbridge.kernels.schema.parts import MAX_CALL_TENSORS
@@ -54,8 +55,12 @@ class Module(Protocol):
     def trace(self, forms: Sequence[Form], rebuild: Any) -> Any:
         """Find out what a call does."""
 
-    def function(self, rebuild: Any, traced: Any, taken: Packing, made: Packing) -> Any:
-        """Return a function from packed operands to packed results and changed buffers."""
+    def function(self, rebuild: Any, traced: Any, taken: Packing, made: Packing) -> Derivable:
+        """Return a function from packed operands to packed results and changed buffers.
+
+        Its derivative takes the cotangents of JAX, and gives its gradients: of complex numbers, the
+        conjugates of those of torch and TensorFlow.
+        """
 
     def batched(self, function: Any, marks: Sequence[bool], size: int) -> Callable[..., Any]:
         """Return the function mapped over axis 0 of the marked arguments."""
@@ -209,7 +214,7 @@ def _make_call(module: Module, forms: Sequence[Form], rebuild: Any, is_batched: 
     schema = _make_schema(f"bridge::{name}_{next(_serial)}", arguments, results)
     may_batch = is_batched and not traced.written and not traced.is_random
     wrap = partial(_wrap, module, may_batch)
-    moves = taken.is_floating() and made.is_floating()
+    moves = bool(taken.moving_groups() and made.moving_groups())
     vjp = Automatic(module.arrays, wrap) if moves else None
     function = module.function(rebuild, traced, taken, made)
     kernel = wrap(function, schema, vjp=vjp)
@@ -306,23 +311,23 @@ class Packing:
         joined = [[p for p in rest if forms[p][1] == dtype] for dtype in dtypes]
         return cls(forms, groups + [group for group in joined if group])
 
-    def floating(self) -> Packing:
-        """Return the packing of the floating tensors only."""
-        kept = [place for place, (_, dtype) in enumerate(self.forms) if dtype.is_floating]
-        groups = [[kept.index(place) for place in group] for group in self._floating_groups()]
+    def moving(self) -> Packing:
+        """Return the packing of the tensors that can be differentiated only."""
+        kept = [place for place, (_, dtype) in enumerate(self.forms) if is_moving(dtype)]
+        groups = [[kept.index(place) for place in self.groups[at]] for at in self.moving_groups()]
         return Packing([self.forms[place] for place in kept], groups)
 
-    def _floating_groups(self) -> list[list[int]]:
-        return [group for group in self.groups if self.forms[group[0]][1].is_floating]
+    def moving_groups(self) -> tuple[int, ...]:
+        """Return the places of the groups that can be differentiated."""
+        return tuple(
+            place for place, group in enumerate(self.groups) if is_moving(self.forms[group[0]][1])
+        )
 
     def __add__(self, other: Packing) -> Packing:
         """Return the packing of the tensors of both."""
         count = len(self.forms)
         shifted = [[count + place for place in group] for group in other.groups]
         return Packing([*self.forms, *other.forms], self.groups + shifted)
-
-    def is_floating(self) -> bool:
-        return bool(self._floating_groups())
 
     def texts(self) -> list[str]:
         """Return each group in the notation of schemas."""

@@ -15,9 +15,8 @@ import tensorflow as tf
 from dlbridge._core import native
 from dlbridge.dtype import as_dtype
 from dlbridge.errors import ArgumentError
-from dlbridge.frameworks.models import Call, Form
-from dlbridge.frameworks.models import Program as AnyProgram
-from dlbridge.frameworks.tensorflow.models import Model, Rebuild
+from dlbridge.frameworks.models import Call, Form, is_moving
+from dlbridge.frameworks.tensorflow.models import Model, Program, Rebuild
 from dlbridge.kernels.gradients import Derivable
 
 
@@ -80,7 +79,8 @@ class Module:
 
     def function(self, _: Rebuild, traced: Traced, taken: Any, made: Any) -> _Packed:
         """Return the function of one signature, which takes and returns packed arrays."""
-        return _Packed(traced.call.program, taken, made)
+        program: Any = traced.call.program
+        return _Packed(program, taken, made)
 
     def is_buffer(self, place: int) -> bool:
         """Return whether the operand at `place` is a buffer."""
@@ -96,7 +96,7 @@ class _Packed(Derivable):
 
     __name__ = "call"
 
-    def __init__(self, program: AnyProgram, taken: Any, made: Any) -> None:
+    def __init__(self, program: Program, taken: Any, made: Any) -> None:
         self._program = program
         self._taken = taken
         self._made = made
@@ -115,9 +115,9 @@ class _Packed(Derivable):
 
     def derive(self) -> _Packed:
         """Return the function from packed operands and cotangents to packed gradients."""
-        moving, taken = self._made.floating(), self._taken
-        needs = tuple(place for place, (_, dtype) in enumerate(taken.forms) if dtype.is_floating)
-        return _Packed(self._program.derivative(needs), taken + moving, taken.floating())
+        moving, taken = self._made.moving(), self._taken
+        needs = tuple(place for place, (_, dtype) in enumerate(taken.forms) if is_moving(dtype))
+        return _Packed(self._program.pullback(needs), taken + moving, taken.moving())
 
     def batched(self, marks: Sequence[bool], size: int) -> _Packed:
         """Return the function mapped over axis 0 of the marked arrays."""
@@ -125,7 +125,8 @@ class _Packed(Derivable):
         for group, is_marked in zip(self._taken.groups, marks, strict=True):
             for place in group:
                 axes[place] = 0 if is_marked else None
-        return _Packed(self._program.batched(tuple(axes), size), self._taken, self._made)
+        program: Any = self._program.batched(tuple(axes), size)
+        return _Packed(program, self._taken, self._made)
 
 
 def _shortened(error: Any) -> Exception:

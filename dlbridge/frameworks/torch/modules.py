@@ -27,6 +27,7 @@ from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import trees
 from dlbridge.exchange.adapter import require_importable
+from dlbridge.kernels.gradients import Derivable
 
 Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 Form = tuple[tuple[int, ...], DType]
@@ -136,9 +137,7 @@ class Module:
         results = [(tuple(map(int, each.shape)), as_dtype(each.dtype)) for each in leaves]
         return Traced(outcome, results, frozenset(written), watch.is_random)
 
-    def function(
-        self, rebuild: Rebuild, traced: Traced, taken: Any, made: Any
-    ) -> Callable[..., Any]:
+    def function(self, rebuild: Rebuild, traced: Traced, taken: Any, made: Any) -> Derived:
         """Return the function of one signature, which takes packed tensors, then the seed."""
         dtypes = [dtype.to("torch") for _, dtype in made.forms]
 
@@ -147,7 +146,8 @@ class Module:
             found = self._run(taken.unpack(packed), rebuild, traced, seed)
             return made.outcome(_cast(found, dtypes), _join)
 
-        return run
+        count = len(taken.groups) + traced.is_random
+        return Derived(run, count, taken.moving_groups(), made.moving_groups())
 
     def _run(
         self, operands: Sequence[Any], rebuild: Rebuild, traced: Traced, seed: Any
@@ -217,6 +217,56 @@ def _seeded(seed: int) -> Iterator[None]:
     with _RANDOM, torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
+
+
+class Derived(Derivable):
+    """A function of tensors with a derivative for JAX, and so on.
+
+    Attributes:
+        function: it, from tensors to one, a tuple of them, or None.
+        count: how many tensors it takes.
+        operands, results: the places of those that are differentiated.
+    """
+
+    __name__ = "call"
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        count: int,
+        operands: tuple[int, ...],
+        results: tuple[int, ...],
+    ) -> None:
+        self.function = function
+        self.count = count
+        self.operands = operands
+        self.results = results
+
+    def __call__(self, *tensors: Any) -> Any:
+        return self.function(*tensors)
+
+    def derive(self) -> Derived:
+        """Return the function from tensors and cotangents to gradients."""
+        cotangents = range(self.count, self.count + len(self.results))
+        gradients = range(len(self.operands))
+        return Derived(self._pull, cotangents.stop, (*self.operands, *cotangents), tuple(gradients))
+
+    def _pull(self, *given: Any) -> tuple[Any, ...]:
+        tensors, cotangents = list(given[: self.count]), given[self.count :]
+
+        def moving(*some: Any) -> tuple[Any, ...]:
+            for place, each in zip(self.operands, some, strict=True):
+                tensors[place] = each
+            made = self.function(*tensors)
+            several = made if isinstance(made, tuple) else (made,)
+            return tuple(several[place] for place in self.results)
+
+        _, pull = torch.func.vjp(moving, *[tensors[place] for place in self.operands])
+        return tuple(map(_conjugated, pull(tuple(map(_conjugated, cotangents)))))
+
+
+def _conjugated(tensor: Any) -> Any:
+    return tensor.conj().resolve_conj() if tensor.is_complex() else tensor
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
