@@ -1150,9 +1150,10 @@ class Reduction:
 
 @final
 class TreePlan:
-    """How trees are reduced that are made as `tree` is: of plain containers, with tensors of the
-    same shapes and dtypes in the same places. `leaves`: its tensors, each once, `tensors`: as they
-    are sent; `call`: the digest of the call with its `arguments`.
+    """A call with trees that are made as `tree` is: of plain containers, with tensors of the same
+    shapes and dtypes in the same places. `leaves`: its tensors, each once, `tensors`: as they are
+    sent; `call`: the digest of the call with its `arguments`; `how`: a Reduction, "bcast" or
+    "gather", which have a root.
     """
 
     def __new__(
@@ -1162,7 +1163,8 @@ class TreePlan:
         tensors: list[TensorBase],
         call: bytes,
         arguments: str,
-        reduction: Reduction,
+        how: Reduction | str,
+        root: int = 0,
     ) -> Self: ...
     @property
     def is_plain(self) -> bool: ...
@@ -1170,9 +1172,14 @@ class TreePlan:
 
 @final
 class TreeBallot:
-    """A Ballot of a call with a tree, whose tensors are reduced once all agree."""
+    """A Ballot of a call with a tree, whose tensors move once all agree. `gives`: whether this rank
+    gets results, which the root of a bcast may ask for."""
 
-    def __new__(cls, peers: Peers, plan: TreePlan, tensors: list[TensorBase]) -> Self: ...
+    def __new__(
+        cls, peers: Peers, plan: TreePlan, tensors: list[TensorBase], gives: bool = True
+    ) -> Self: ...
+    @property
+    def name(self) -> str: ...
     @property
     def agreed(self) -> bool: ...
     @property
@@ -1300,7 +1307,7 @@ class Quick:
         /,
     ) -> Any: ...
     def barrier(self, key: str, timeout: Any = None, /) -> Any: ...
-    def bcast(self, x: Any, root: Any, to: Any, timeout: Any = None, /) -> Any: ...
+    def bcast(self, x: Any, root: Any, to: Any, out: Any, timeout: Any = None, /) -> Any: ...
     def gather(self, x: Any, root: Any, out: Any, key: str, timeout: Any = None, /) -> Any: ...
     def scatter(
         self, x: Any, root: Any, to: Any, out: Any, key: str, timeout: Any = None, /

@@ -137,7 +137,7 @@ GOING_ON.update(
     barrier=collectives.ibarrier,
     bcast=_going_on(collectives.ibcast, out=None),
     allreduce=_going_on(collectives.iallreduce),
-    **{"allreduce of a tree": buckets.go_on_reducing},
+    tree=buckets.go_on,
     reduce=_going_on(collectives.ireduce, out=None),
     reduce_scatter=_going_on(collectives.ireduce_scatter),
     allgather=_going_on(collectives.iallgather),
@@ -382,10 +382,9 @@ def bcast(
         comm: the communicator.
         timeout: seconds to wait; see `dlbridge.mpi`.
     """
-    if out is None:
-        result = (_bcast if comm is None else call_of(comm, "bcast"))(x, root, to, timeout)
-        if result is not False:
-            return result
+    result = (_bcast if comm is None else call_of(comm, "bcast"))(x, root, to, out, timeout)
+    if result is not False:
+        return result
     if (traced := operators.find(x, out, timeout)) is not None:
         return operators.call(traced, "bcast", x, "", root, out, comm, timeout)
     limit = in_time("bcast", comm, timeout)

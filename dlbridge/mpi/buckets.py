@@ -1,10 +1,10 @@
 """Collectives of trees: containers of tensors, such as a state dict, in one call.
 
 The ranks agree once on all tensors. Then each large tensor goes by itself, from where it is; small
-ones of one dtype are packed, and their results share memory.
+ones are packed, and their results share memory.
 
-An allreduce is a `native.TreeBallot`, which C begins by itself for trees whose `native.TreePlan`
-it has learnt. Buckets have what MPI moves.
+A call is a `native.TreeBallot`, which C begins by itself for trees whose `native.TreePlan` it has
+learnt. Buckets have what MPI moves: among many ranks, and dtypes that C does not know.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dlbridge.tensor.memory import empty
 from dlbridge.tensor.values import raw_bytes
 
 _LARGE = 64 * 1024  # bytes from which a tensor is sent from where it is
-_MOST_PLANS = 8  # trees that C knows, of each reduction
+_MOST_PLANS = 8  # trees that C knows, of each call and op or root
 _FULL = 16 * 1024 * 1024  # bytes of a bucket: MPI is fastest with few large messages
 _ALIGNED = 64  # bytes: where the tensors of a bucket begin
 
@@ -240,6 +240,76 @@ def _start(over: Channel, tree: Tree, post: Post, finish: Callable[[], Any]) -> 
     return over.engine.start(operation, over.in_turn(operation, steps))
 
 
+# ---- calls that C makes -------------------------------------------------------------------------
+
+
+def _plan(tree: Tree, key: Any, how: native.Reduction | str, root: int = 0) -> native.TreePlan:
+    """Return how a call with a tree is made, as far as it can be without MPI; C learns it."""
+    leaves = [x for _, x in tensors_of(tree.tree)]
+    tensors = [call.source.tensor for call in tree.calls if call.source is not None]
+    said = digest(tree.name, tree.arguments)
+    plan = native.TreePlan(*(tree.tree, leaves, tensors, said, tree.arguments, how, root))
+    if plan.is_plain:
+        known = QUICK.calls.get(key, ())
+        QUICK.calls[key] = (plan, *known[: _MOST_PLANS - 1])
+    return plan
+
+
+def _start_by_c(
+    over: Channel, tree: Tree, plan: native.TreePlan, out: Any, *, gives: bool, instead: Any = None
+) -> Request:
+    """Begin a call that C makes; a rank that gets no results returns `instead`."""
+    states: list[native.TreeBallot] = []  # one, unless this rank cannot take part
+    with tree.refusing():
+        sources = [call.source.tensor for call in tree.calls if call.source is not None]
+        if tree.name == "allreduce":
+            sources = [reductions.aligned(source) for source in sources]
+        states.append(native.TreeBallot(over.peers, plan, sources, gives))
+
+    def finish() -> Any:
+        if not gives:
+            return instead
+        results = zip(tree.calls, states[0].results(), strict=True)
+        return tree.made_of([call.finish(made) for call, made in results], out)
+
+    ballot = _call(states[0]) if states else tree.ballot(over)
+    return _start_agreed(over, tree.name, ballot, tree.nbytes, finish)
+
+
+def _call(state: native.TreeBallot) -> TreeCall:
+    return TreeCall((state.name, None, state.arguments), state)
+
+
+def _start_agreed(
+    over: Channel,
+    name: str,
+    ballot: Ballot | TreeCall,
+    nbytes: int,
+    finish: Callable[[], Any],
+) -> Request:
+    operation = over.operation(name)
+    operation.nbytes = nbytes
+
+    def steps() -> Steps:
+        yield from agree(over, operation, ballot)
+        return finish()
+
+    made = steps() if over.peers.is_direct else over.in_turn(operation, steps())
+    return over.engine.start(operation, made)
+
+
+def go_on(comm: Any, state: native.TreeBallot) -> Request:
+    """Wait for a call that C has begun, and finishes."""
+
+    def wait(over: Channel) -> Request:
+        return _start_agreed(over, state.name, _call(state), state.nbytes, lambda: None)
+
+    return begins(state.name)(wait)(comm)
+
+
+# ---- each call ----------------------------------------------------------------------------------
+
+
 @begins("allreduce")
 def iallreduce(over: Channel, x: Any, op: str, out: Any) -> Request:
     """Begin an allreduce of a tree."""
@@ -255,10 +325,13 @@ def iallreduce(over: Channel, x: Any, op: str, out: Any) -> Request:
     tree = Tree("allreduce", x, out, f"op={op!r}", result)
     with tree.refusing():
         reductions.find("allreduce", op)
-        if tree.error is None and (plan := _plan(tree, op)).fits(over.peers):
-            return _reduce(over, tree, plan, out)
-    if tree.error is None:
-        tree.fill(gets_result=True)
+        if tree.error is None:
+            kinds = {call.source.kind.dtype for call in tree.calls if call.source is not None}
+            how = reductions.learn(op, op, digest("allreduce", f"op={op!r}"), *kinds)
+            plan = _plan(tree, (op, TREE), how)
+            if plan.fits(over.peers):
+                return _start_by_c(over, tree, plan, out, gives=True)
+            tree.fill(gets_result=True)
 
     def post(bucket: Bucket) -> Any:
         kind = Kind((), bucket.dtype)
@@ -280,63 +353,11 @@ def iallreduce(over: Channel, x: Any, op: str, out: Any) -> Request:
     return _start(over, tree, post, finish)
 
 
-def _plan(tree: Tree, op: str) -> native.TreePlan:
-    """Return how a tree is reduced, as far as it can be without MPI; C learns it."""
-    kinds = {call.source.kind.dtype for call in tree.calls if call.source is not None}
-    how = reductions.learn(op, op, digest("allreduce", f"op={op!r}"), *kinds)
-    leaves = [x for _, x in tensors_of(tree.tree)]
-    tensors = [call.source.tensor for call in tree.calls if call.source is not None]
-    said = digest(tree.name, tree.arguments)
-    plan = native.TreePlan(*(tree.tree, leaves, tensors, said, tree.arguments, how))
-    if plan.is_plain:
-        known = QUICK.calls.get((op, TREE), ())
-        QUICK.calls[op, TREE] = (plan, *known[: _MOST_PLANS - 1])
-    return plan
-
-
-def _reduce(over: Channel, tree: Tree, plan: native.TreePlan, out: Any) -> Request:
-    """Begin an allreduce that C makes."""
-    states: list[native.TreeBallot] = []  # one, unless this rank cannot take part
-    with tree.refusing():
-        sources = [reductions.aligned(call.source.tensor) for call in tree.calls if call.source]
-        states.append(native.TreeBallot(over.peers, plan, sources))
-
-    def finish() -> Any:
-        results = zip(tree.calls, states[0].results(), strict=True)
-        return tree.made_of([call.finish(made) for call, made in results], out)
-
-    ballot = _call(states[0]) if states else tree.ballot(over)
-    return _start_reducing(over, ballot, tree.nbytes, finish)
-
-
-def _call(state: native.TreeBallot) -> TreeCall:
-    return TreeCall(("allreduce", None, state.arguments), state)
-
-
-def _start_reducing(
-    over: Channel, ballot: Ballot | TreeCall, nbytes: int, finish: Callable[[], Any]
-) -> Request:
-    operation = over.operation("allreduce")
-    operation.nbytes = nbytes
-
-    def steps() -> Steps:
-        yield from agree(over, operation, ballot)
-        return finish()
-
-    made = steps() if over.peers.is_direct else over.in_turn(operation, steps())
-    return over.engine.start(operation, made)
-
-
-@begins("allreduce")
-def go_on_reducing(over: Channel, state: native.TreeBallot) -> Request:
-    """Wait for an allreduce that C has begun, and finishes."""
-    return _start_reducing(over, _call(state), state.nbytes, lambda: None)
-
-
 @begins("bcast")
 def ibcast(over: Channel, x: Any, root: int, _: str, out: Any) -> Request:
     """Begin a bcast of a tree: all ranks pass one."""
     is_root = root == over.rank
+    gets_result = not is_root or out is not None
 
     def result(kind: Kind) -> Kind:
         return kind
@@ -344,8 +365,11 @@ def ibcast(over: Channel, x: Any, root: int, _: str, out: Any) -> Request:
     tree = Tree("bcast", x, out, f"root={root}", result)
     with tree.refusing():
         check_rank("bcast", "root", root, over.size)
-    if tree.error is None:
-        tree.fill(not is_root or out is not None)
+        if tree.error is None:
+            plan = _plan(tree, ("bcast", int(root), TREE), "bcast", int(root))
+            if plan.fits(over.peers):
+                return _start_by_c(over, tree, plan, out, gives=gets_result, instead=x)
+            tree.fill(gets_result)
 
     def post(bucket: Bucket) -> Any:
         memory = bucket.source if is_root else bucket.target
@@ -375,11 +399,15 @@ def igather(over: Channel, x: Any, root: int, out: Any) -> Request:
             raise ArgumentError(f"gather: {kind} has several elements in a byte; convert it first")
         return Kind((over.size, *kind.shape), kind.dtype)
 
-    tree = Tree("gather", x, out if is_root else None, f"root={root}", result)
+    out = out if is_root else None
+    tree = Tree("gather", x, out, f"root={root}", result)
     with tree.refusing():
         check_rank("gather", "root", root, over.size)
-    if tree.error is None:
-        tree.fill(is_root)
+        if tree.error is None:
+            plan = _plan(tree, ("gather", int(root), TREE), "gather", int(root))
+            if plan.fits(over.peers):
+                return _start_by_c(over, tree, plan, out, gives=is_root)
+            tree.fill(is_root)
 
     def post(bucket: Bucket) -> Any:
         part, byte = bucket.source.nbytes, over.mpi.BYTE

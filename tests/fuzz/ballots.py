@@ -205,7 +205,7 @@ class Fuzzer:
             return quick.recv(0, source.choice((0, None)), "numpy", out)
         if name == "bcast":
             given = x if calls.rank == root or source.random() < 0.5 else None
-            return quick.bcast(given, root, "numpy")
+            return quick.bcast(given, root, "numpy", None)
         shape = {"allgather": (calls.size, *x.shape), "reduce_scatter": x.shape[1:]}
         out = source.choice((None, np.empty(shape.get(name, x.shape), np.float32), x))
         given = {

@@ -756,11 +756,114 @@ def trees_by_c() -> None:
             pause(0.003)
         for k, y in enumerate(mpi.allreduce(mine)):
             check(y, (x + k) * size)
+    copies_of_trees_by_c(make)
     bad = {**make(rank), "plain": make(rank)["plain"]}
     if rank == size - 1:
         bad["other"] = bad["other"][:-1]
     refused(ArgumentError, f"rank {size - 1}: allreduce(a tree of 7 tensors", mpi.allreduce, bad)
     finish()
+
+
+def copies_of_trees_by_c(make: Any) -> None:
+    """C broadcasts and gathers trees, with the results that their tensors have one by one."""
+    rank, size = mpi.rank(), mpi.size()
+
+    def check_each(got: Any, tree: Any, call: Any, root: int) -> None:
+        assert got["plain"] is tree["plain"]
+        assert got["tied"]["a"] is got["tied"]["b"]
+        assert got["large"][1:] == ("text", None)
+        for (_, x), (_, source) in zip(tensors_of(got), tensors_of(tree), strict=True):
+            check(x, call(source, root))
+
+    def rows(tree: Any) -> Any:  # memory for what is gathered of it
+        if isinstance(tree, np.ndarray):
+            return np.zeros((size, *tree.shape), tree.dtype)
+        if isinstance(tree, dict):
+            return {key: rows(value) for key, value in tree.items()}
+        made = [rows(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
+        return tuple(made) if isinstance(tree, tuple) else made
+
+    for root in range(size):
+        for call, by_c in (
+            (mpi.bcast, lambda tree, root, out: QUICK.bcast(tree, root, "numpy", out)),
+            (mpi.gather, lambda tree, root, out: QUICK.gather(tree, root, out, "gather")),
+        ):
+            QUICK.calls.pop((call.__name__, root, "tree"), None)
+            assert by_c(make(rank), root, None) is False
+            for late in (None, *range(size)):
+                tree = make(rank + 10)
+                if late == rank:
+                    pause(0.003)
+                got = call(tree, root) if rank == 1 or late is None else by_c(tree, root, None)
+                if call is mpi.bcast or rank == root:
+                    check_each(got, tree, call, root)
+                else:
+                    got_others = [call(x, root) for _, x in tensors_of(tree)]
+                    assert got is None
+                    assert not any(x is not None for x in got_others)
+                if call is mpi.bcast and rank == root:
+                    assert got is tree
+        tree, out = make(rank), make(rank + 20)
+        out["large"], out["plain"] = (*out["large"][:1], "text", None), tree["plain"]
+        assert QUICK.bcast(tree, root, "numpy", out) is out
+        expected = [mpi.bcast(x, root) for _, x in tensors_of(tree)]
+        for (_, x), y in zip(tensors_of(out), expected, strict=True):
+            check(x, y)
+        assert QUICK.bcast(tree, root, "numpy", tree) is tree  # in place
+        for (_, x), y in zip(tensors_of(tree), expected, strict=True):
+            check(x, y)
+        # Into tensors that others are still sent from.
+        pair = [values(rank, (90000,), "float64"), values(rank + 9, (90000,), "float64")]
+        pair += [values(rank, (3,), "float64"), values(rank + 9, (3,), "float64")]
+        expected = [mpi.bcast(x.copy(), root) for x in pair]
+        mpi.bcast(pair, root)
+        swapped = [pair[1], pair[0], pair[3], pair[2]]
+        assert QUICK.bcast(pair, root, "numpy", swapped) is swapped
+        for x, y in zip(swapped, expected, strict=True):
+            check(x, y)
+        tree = make(rank)
+        out = rows(tree)
+        out["tied"]["b"] = out["tied"]["a"]
+        given = out if rank == root else None
+        assert QUICK.gather(tree, root, given, "gather") is given
+        gathered = [mpi.gather(x, root) for _, x in tensors_of(tree)]
+        for (_, x), y in zip(tensors_of(out), gathered, strict=True):
+            assert (y is None) == (rank != root)
+            if y is not None:
+                check(x, y)
+        # The tensor that is gathered lies in the result.
+        both = np.zeros((size, 90000))
+        both[rank] = rank + 1.0
+        mine = [both[rank], np.ones(2)]
+        mpi.gather(mine, root)
+        outs = [both, np.zeros((size, 2))]
+        got = QUICK.gather(mine, root, outs if rank == root else None, "gather")
+        assert got is (outs if rank == root else None)
+        if rank == root:
+            assert both[:, 0].tolist() == both[:, -1].tolist() == [r + 1.0 for r in range(size)]
+            assert outs[1].tolist() == [[1.0, 1.0]] * size
+    # Without tensors, with empty ones, with parameters; and what Python makes.
+    x = np.arange(3.0) + rank
+    empty = [x, np.zeros((0, 3)), np.zeros(0, "int8"), None]
+    for _ in range(2):
+        got = mpi.bcast(empty, size - 1)
+        assert [each.tolist() for each in got[:3]] == [(np.arange(3.0) + size - 1).tolist(), [], []]
+        assert mpi.bcast({"a": None, "b": ()}, 0) == {"a": None, "b": ()}
+        got = mpi.gather(empty, 0)
+        assert got is None or [each.shape for each in got[:3]] == [
+            (size, 3), (size, 0, 3), (size, 0)]  # fmt: skip
+        assert [each.shape for each in mpi.allreduce(empty)[:3]] == [(3,), (0, 3), (0,)]
+        only = mpi.bcast([np.zeros((2, 0))], 0)
+        assert only[0].shape == (2, 0)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    for other in ([x, frozen], [x[::-1], x.reshape(3, 1).T], [x.astype(">f8").astype("f8"), x]):
+        for _ in range(2):
+            got = mpi.bcast(other, size - 1)
+            for y, source in zip(got, other, strict=True):
+                check(y, mpi.bcast(source, size - 1))
+    refused(DLBridgeError, "writable", mpi.bcast, [x, x + 1], out=[x.copy(), frozen])
+    check(mpi.bcast(x, 0), np.arange(3.0))
 
 
 class Labelled(np.ndarray[Any, Any]):
@@ -797,15 +900,18 @@ def trees_that_do_not_agree() -> None:
         raise MemoryError("there is none")
 
     small = {"a": np.ones(3), "b": np.ones(3)}
-    for of, name, call in (
-        (Bucket, "allocate", mpi.ibcast),
-        (Bucket, "_pack", mpi.ibcast),
-        (reductions_of_mpi, "aligned", mpi.iallreduce),
+    nibbles = [np.zeros(3, dlbridge.DType("int4").numpy), np.ones(3), np.ones(4)]
+    for of, name, call, tree in (
+        (native, "TreeBallot", mpi.ibcast, small),
+        (native, "TreeBallot", mpi.igather, small),
+        (Bucket, "allocate", mpi.ibcast, nibbles),  # which C does not pack
+        (Bucket, "_pack", mpi.ibcast, nibbles),
+        (reductions_of_mpi, "aligned", mpi.iallreduce, small),
     ):
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
                 patch.setattr(of, name, no_memory)
-            refused(ArgumentError, "rank 1: there is none", call(small).wait)
+            refused(ArgumentError, "rank 1: there is none", call(tree).wait)
     got = mpi.allreduce(good)
     check(got["b"], good["b"] * size)
     assert not engine().active
@@ -859,7 +965,7 @@ def quick_calls() -> None:
                 assert np.array_equal(got, wanted), (calls.index((quick, slow)), got, wanted)
     assert QUICK.allreduce(x, "sum", None) is not False
     assert QUICK.reduce(x, "sum", 1) is not False
-    assert QUICK.bcast(x, 1, "numpy") is not False
+    assert QUICK.bcast(x, 1, "numpy", None) is not False
     assert QUICK.allgather(x, None, "allgather") is not False
     assert QUICK.alltoall(rows, None, "alltoall") is not False
     assert QUICK.reduce_scatter(rows, "sum", None, "reduce_scatter") is not False
@@ -937,7 +1043,9 @@ def quick_calls() -> None:
         is QUICK.reduce(x, 1, 1)
         is False
     )
-    assert QUICK.bcast(x, True, "numpy") is QUICK.bcast(x, size, "numpy") is False
+    assert QUICK.bcast(x, True, "numpy", None) is False
+    assert QUICK.bcast(x, size, "numpy", None) is False
+    assert QUICK.bcast(x, 1, "numpy", np.empty_like(x)) is False
     for odd in (True, 1.0, size, -1, 2**70, None):
         assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy", None) is False, odd
     under_way = mpi.irecv(left, 5)
@@ -1338,6 +1446,14 @@ def collectives_of_many_ranks() -> None:
                     results[number] = begun[number].wait()
                 for number, (name, _, wanted) in enumerate(calls):
                     assert is_equal(results[number], wanted), (name, count, mixture)
+    tree = {"a": values(rank, (3, 5), "float32"), "b": [values(rank, (30_000,), "float64")]}
+    for root in (0, size - 1):  # MPI's as well
+        for call in (mpi.allreduce, partial(mpi.bcast, root=root), partial(mpi.gather, root=root)):
+            got, expected = call(tree, comm=comm), call(tree)
+            assert (got is None) == (expected is None)
+            pairs = zip(tensors_of(got or {}), tensors_of(expected or {}), strict=True)
+            for (_, x), (_, y) in pairs:
+                check(x, y)
     wrong = [mpi.iallgather(np.ones(3 + rank), comm=comm) for _ in range(3)]
     for each in reversed(wrong) if rank % 2 else wrong:
         refused(ArgumentError, "all ranks must make the same call", each.wait)

@@ -182,7 +182,10 @@ SAID = {  # the call, its arguments as ranks compare them, those for C, and the 
     "allreduce": ("op='sum'", (X, "sum", None), lambda size: X.tobytes()),
     "reduce": ("op='sum', root=2", (X, "sum", 2), lambda size: X.tobytes()),
     "allgather": ("", (X, None, ALLGATHER), lambda size: X.tobytes() * size),
-    "bcast": ("root=0", (X, 0, "numpy"), lambda size: Kind(X.shape, FLOAT32).pack() + X.tobytes()),
+    "bcast": (
+        *("root=0", (X, 0, "numpy", None)),
+        lambda size: Kind(X.shape, FLOAT32).pack() + X.tobytes(),
+    ),
     "barrier": ("", (BARRIER,), lambda size: b""),
 }
 
@@ -246,7 +249,7 @@ def test_a_bcast_that_describes_another_tensor_than_was_agreed_on_is_refused(
     reply = said_of("bcast", "root=0", Kind(X.shape, FLOAT32), other)
     calls.late.append(reply) if is_late else calls.put(reply)
     with pytest.raises(MPIError, match=r"bcast: the root announces float64\[2\]"):
-        calls.quick.bcast(X, 0, "numpy")
+        calls.quick.bcast(X, 0, "numpy", None)
 
 
 def test_values_of_another_size_than_was_agreed_on_are_refused(library: Any) -> None:

@@ -326,10 +326,16 @@ int dlb_add_copies(call *self, dlb_peers *over, dlb_copy_kind kind, const source
     PyObject *target = gets_result ? dlb_make_target(self, from) : Py_NewRef(Py_None);
     if (target == NULL)
         return -1;
-    dlb_buffer *buffer = from == NULL ? NULL : from->view.buffer;
-    const char *data = from == NULL ? NULL : dlb_source_data(from);
-    self->copies =
-        dlb_collective_new(over, kind, self->root, buffer, data, target, part, how);
+    dlb_part copied = {.part = part};
+    if (from != NULL) {
+        copied.source = from->view.buffer;
+        copied.from = dlb_source_data(from);
+    }
+    if (gets_result) {
+        copied.target = self->memory;
+        copied.into = self->data;
+    }
+    self->copies = dlb_collective_new(over, kind, self->root, &copied, 1, target, how);
     if (gets_result && self->ballot != NULL)
         dlb_ballot_set_result(self->ballot, target);
     Py_DECREF(target);

@@ -293,9 +293,6 @@ int dlb_begin_reduce(call *self, const quick *of, dlb_peers *over,
                      PyObject *const *args);
 int dlb_begin_reduce_scatter(call *self, const quick *of, dlb_peers *over,
                              PyObject *const *args);
-/* allreduce of a tree: x, op, out. */
-PyObject *dlb_reduce_tree(const caller *by, dlb_peers *over, PyObject *const *args);
-bool dlb_may_be_tree(PyObject *x);
 int dlb_begin_allgather(call *self, const quick *of, dlb_peers *over,
                         PyObject *const *args);
 int dlb_begin_alltoall(call *self, const quick *of, dlb_peers *over,
@@ -308,6 +305,13 @@ int dlb_begin_bcast(call *self, const quick *of, dlb_peers *over,
                     PyObject *const *args);
 int dlb_begin_scatter(call *self, const quick *of, dlb_peers *over,
                       PyObject *const *args);
+
+/* ---- tree_calls.c ---- */
+
+bool dlb_may_be_tree(PyObject *x);
+/* A call with a tree; `key`, a reference or NULL: by which its plans are known. */
+PyObject *dlb_call_tree(const caller *by, dlb_peers *over, PyObject *key, PyObject *x,
+                        PyObject *out);
 
 /* ---- announcing.c: what a tensor is, as messages say it (Kind.pack) ---- */
 

@@ -32,17 +32,16 @@ struct dlb_collective {
     int tag;
     dlb_copy_kind kind;
     int root;
-    const char *from; /* NULL: nothing goes out */
-    char *into;       /* NULL: nothing comes */
-    size_t part;      /* bytes from or to each rank; of a bcast, all */
-    dlb_combine how;  /* only for reduce_scatter, like `space` */
-    char *space;      /* a block: the rows of the other ranks; NULL: none */
+    dlb_part one, *copied; /* with references to their buffers */
+    size_t copied_count;
+    size_t part;     /* bytes of all of them from or to each rank */
+    dlb_combine how; /* only for reduce_scatter, of one tensor, like `space` */
+    char *space;     /* a block: the rows of the other ranks; NULL: none */
     message few[FEW], *messages;
     size_t count;
     bool forwards; /* of a bcast: one's own part goes on to others once it has come */
     bool is_busy, is_under_way;
-    dlb_buffer *source, *target; /* of `from` and `into`, or NULL */
-    PyObject *result;            /* a Tensor that is written, or None */
+    PyObject *result; /* a Tensor that is written, or None */
 };
 
 /* ---- what goes where ---- */
@@ -80,27 +79,27 @@ typedef struct {
     size_t nbytes;
 } piece;
 
-static piece piece_of(const dlb_collective *self, int peer) {
-    size_t others = (size_t)self->over->size - 1;
+static piece piece_of(const dlb_collective *self, const dlb_part *copied, int peer) {
+    size_t others = (size_t)self->over->size - 1, part = copied->part;
     size_t number =
         (size_t)(peer - self->root - 1 + self->over->size) % (size_t)self->over->size;
-    size_t step = (self->part + others - 1) / others;
+    size_t step = (part + others - 1) / others;
     step = (step + ALIGNED - 1) / ALIGNED * ALIGNED;
-    size_t start = number * step < self->part ? number * step : self->part;
-    size_t end = start + step < self->part ? start + step : self->part;
-    const char *data = self->over->rank == self->root ? self->from : self->into;
+    size_t start = number * step < part ? number * step : part;
+    size_t end = start + step < part ? start + step : part;
+    const char *data = self->over->rank == self->root ? copied->from : copied->into;
     return (piece){data + start, end - start};
 }
 
-static int post_bcast(dlb_collective *self) {
+static int post_bcast(dlb_collective *self, const dlb_part *copied) {
     int rank = self->over->rank, size = self->over->size, failed = 0;
     for (int i = 1; failed == 0 && i < size; i++) {
         int peer = (rank + i) % size;
         if (rank == self->root) {
-            piece sent = piece_of(self, peer);
+            piece sent = piece_of(self, copied, peer);
             failed = post(self, false, peer, sent.start, sent.nbytes);
         } else { /* the root has one's own part */
-            piece comes = piece_of(self, peer == self->root ? rank : peer);
+            piece comes = piece_of(self, copied, peer == self->root ? rank : peer);
             failed = post(self, true, peer, comes.start, comes.nbytes);
         }
     }
@@ -118,20 +117,23 @@ static bool may_forward(const dlb_collective *self) {
 
 static int forward(dlb_collective *self) {
     int rank = self->over->rank, size = self->over->size, failed = 0;
-    piece own = piece_of(self, rank);
     self->forwards = false;
-    for (int i = 1; failed == 0 && i < size; i++) {
-        int peer = (rank + i) % size;
-        if (peer != self->root)
-            failed = post(self, false, peer, own.start, own.nbytes);
+    for (size_t at = 0; at < self->copied_count; at++) {
+        piece own = piece_of(self, &self->copied[at], rank);
+        for (int i = 1; failed == 0 && i < size; i++) {
+            int peer = (rank + i) % size;
+            if (peer != self->root)
+                failed = post(self, false, peer, own.start, own.nbytes);
+        }
     }
     return failed;
 }
 
 /* Whether this rank gets something from that one, and where. */
-static bool place_of_receive(const dlb_collective *self, int peer, size_t *start) {
+static bool place_of_receive(const dlb_collective *self, int peer, size_t part,
+                             size_t *start) {
     bool is_root = self->over->rank == self->root;
-    *start = self->kind == DLB_SCATTER ? 0 : self->part * (size_t)peer;
+    *start = self->kind == DLB_SCATTER ? 0 : part * (size_t)peer;
     return self->kind == DLB_ALLGATHER || self->kind == DLB_ALLTOALL ||
            (self->kind == DLB_GATHER && is_root) ||
            (self->kind == DLB_SCATTER && peer == self->root) ||
@@ -143,35 +145,44 @@ static bool has_rows(dlb_copy_kind kind) {
     return kind == DLB_ALLTOALL || kind == DLB_SCATTER || kind == DLB_REDUCE_SCATTER;
 }
 
-static bool place_of_send(const dlb_collective *self, int peer, size_t *start) {
-    *start = has_rows(self->kind) ? self->part * (size_t)peer : 0;
+static bool place_of_send(const dlb_collective *self, int peer, size_t part,
+                          size_t *start) {
+    *start = has_rows(self->kind) ? part * (size_t)peer : 0;
     return self->kind == DLB_ALLGATHER || self->kind == DLB_ALLTOALL ||
            self->kind == DLB_REDUCE_SCATTER ||
            (self->kind == DLB_GATHER && peer == self->root) ||
            (self->kind == DLB_SCATTER && self->over->rank == self->root);
 }
 
-static int post_rows(dlb_collective *self) {
+static int post_rows(dlb_collective *self, const dlb_part *copied) {
     int rank = self->over->rank, size = self->over->size, failed = 0;
-    char *into = self->space != NULL ? self->space : self->into;
-    size_t from, to;
+    char *into = self->space != NULL ? self->space : copied->into;
+    size_t from, to, part = copied->part;
     for (int i = 1; failed == 0 && i < size; i++) {
         int peer = (rank - i + size) % size;
-        if (place_of_receive(self, peer, &to))
-            failed = post(self, true, peer, into + to, self->part);
+        if (place_of_receive(self, peer, part, &to))
+            failed = post(self, true, peer, into + to, part);
     }
     for (int i = 1; failed == 0 && i < size; i++) {
         int peer = (rank + i) % size;
-        if (place_of_send(self, peer, &from))
-            failed = post(self, false, peer, self->from + from, self->part);
-    }
-    if (failed == 0 && self->space == NULL && place_of_send(self, rank, &from) &&
-        place_of_receive(self, rank, &to) && self->part > 0) {
-        Py_BEGIN_ALLOW_THREADS;
-        memcpy(self->into + to, self->from + from, self->part);
-        Py_END_ALLOW_THREADS;
+        if (place_of_send(self, peer, part, &from))
+            failed = post(self, false, peer, copied->from + from, part);
     }
     return failed;
+}
+
+/* What a rank has for itself. */
+static void copy_own(const dlb_collective *self) {
+    int rank = self->over->rank;
+    size_t from, to;
+    if (self->kind == DLB_BCAST || self->space != NULL)
+        return;
+    for (size_t i = 0; i < self->copied_count; i++) {
+        const dlb_part *copied = &self->copied[i];
+        if (copied->part > 0 && place_of_send(self, rank, copied->part, &from) &&
+            place_of_receive(self, rank, copied->part, &to))
+            memcpy(copied->into + to, copied->from + from, copied->part);
+    }
 }
 
 /* Rows of a reduce_scatter, one of each rank. */
@@ -183,14 +194,14 @@ typedef struct {
 static char *row_of(const rows *all, int rank) {
     const dlb_collective *of = all->of;
     size_t start = of->part * (size_t)rank;
-    return all->is_own && rank == of->over->rank ? (char *)of->from + start
+    return all->is_own && rank == of->over->rank ? (char *)of->copied->from + start
                                                  : of->space + start;
 }
 
 /* Reduce the row of a rank and that of a higher one, into the first or the result. */
 static void reduce_rows(rows *all, int rank, int other, bool is_last) {
     const dlb_collective *of = all->of;
-    char *into = is_last ? of->into : of->space + of->part * (size_t)rank;
+    char *into = is_last ? of->copied->into : of->space + of->part * (size_t)rank;
     dlb_combine_values(&of->how, row_of(all, rank), row_of(all, other), into, of->part);
     all->is_own = all->is_own && rank != of->over->rank;
 }
@@ -207,7 +218,7 @@ static void reduce_all(const dlb_collective *self) {
         for (int i = 0; i < power; i += 2 * step)
             reduce_rows(&all, i, i + step, 2 * step == power);
     if (size == 1)
-        memcpy(self->into, self->from, self->part);
+        memcpy(self->copied->into, self->copied->from, self->part);
 }
 
 /* ---- Collective ---- */
@@ -218,8 +229,9 @@ static size_t space_of(const dlb_collective *self) {
 
 /* Memory for all messages, before any is posted: other ranks rely on each of them. */
 static int reserve(dlb_collective *self) {
-    size_t others = (size_t)self->over->size - 1;
-    size_t room = 2 * others * messages_of(self->part);
+    size_t others = (size_t)self->over->size - 1, room = 0;
+    for (size_t i = 0; i < self->copied_count; i++)
+        room += 2 * others * messages_of(self->copied[i].part);
     bool has_space = self->kind == DLB_REDUCE_SCATTER;
     self->messages = self->few;
     if (has_space)
@@ -234,9 +246,8 @@ static int reserve(dlb_collective *self) {
 }
 
 dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root,
-                                   dlb_buffer *source, const char *from,
-                                   PyObject *result, size_t part,
-                                   const dlb_combine *how) {
+                                   const dlb_part *copied, size_t count,
+                                   PyObject *result, const dlb_combine *how) {
     dlb_collective *self =
         (dlb_collective *)dlb_CollectiveType.tp_alloc(&dlb_CollectiveType, 0);
     if (self == NULL)
@@ -244,18 +255,23 @@ dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root
     self->over = (dlb_peers *)Py_NewRef(over);
     self->kind = kind;
     self->root = root;
-    self->part = part;
     if (how != NULL)
         self->how = *how;
     self->result = Py_NewRef(result);
-    if (source != NULL) {
-        self->source = dlb_buffer_retain(source);
-        self->from = from;
+    self->copied = count == 1 ? &self->one : PyMem_RawMalloc(count * sizeof *copied);
+    if (self->copied == NULL) {
+        Py_DECREF(self);
+        PyErr_NoMemory();
+        return NULL;
     }
-    if (result != Py_None) {
-        const dlb_tensor *tensor = (dlb_tensor *)result;
-        self->target = dlb_buffer_retain(tensor->buffer);
-        self->into = (char *)tensor->dl.data + tensor->dl.byte_offset;
+    for (; self->copied_count < count; self->copied_count++) {
+        const dlb_part *each = &copied[self->copied_count];
+        self->copied[self->copied_count] = *each;
+        self->part += each->part;
+        if (each->source != NULL)
+            dlb_buffer_retain(each->source);
+        if (each->target != NULL)
+            dlb_buffer_retain(each->target);
     }
     if (reserve(self) < 0)
         Py_CLEAR(self);
@@ -264,8 +280,18 @@ dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root
 
 int dlb_collective_post(dlb_collective *self, const dlb_ballot *ballot) {
     self->tag = dlb_ballot_tag(ballot);
-    self->is_under_way = true;
-    return self->kind == DLB_BCAST ? post_bcast(self) : post_rows(self);
+    self->is_under_way = self->is_busy = true;
+    int failed = 0;
+    for (size_t i = 0; failed == 0 && i < self->copied_count; i++)
+        failed = self->kind == DLB_BCAST ? post_bcast(self, &self->copied[i])
+                                         : post_rows(self, &self->copied[i]);
+    if (failed == 0) {
+        Py_BEGIN_ALLOW_THREADS;
+        copy_own(self);
+        Py_END_ALLOW_THREADS;
+    }
+    self->is_busy = false;
+    return failed;
 }
 
 /* 1: the message has gone, or come; 0: not yet; -1: failed, with the code of
@@ -355,7 +381,7 @@ static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
 /* MPI may still use the memory of messages that are not complete: it is never freed,
  * and listed here, so that leak detectors find it. */
 typedef struct kept {
-    dlb_buffer *source, *target;
+    dlb_part one, *copied;
     char *space;
     struct kept *before;
 } kept;
@@ -365,7 +391,7 @@ static void keep_memory(const dlb_collective *self) {
     kept *made = PyMem_RawMalloc(sizeof *made);
     if (made == NULL)
         return; /* it is not freed all the same */
-    *made = (kept){self->source, self->target, self->space, atomic_load(&all_kept)};
+    *made = (kept){self->one, self->copied, self->space, atomic_load(&all_kept)};
     while (!atomic_compare_exchange_weak(&all_kept, &made->before, made))
         ;
 }
@@ -378,10 +404,14 @@ static void dealloc(PyObject *object) {
     if (!is_free)
         keep_memory(self);
     else {
-        if (self->source != NULL)
-            dlb_buffer_drop(self->source);
-        if (self->target != NULL)
-            dlb_buffer_drop(self->target);
+        for (size_t i = 0; i < self->copied_count; i++) {
+            if (self->copied[i].source != NULL)
+                dlb_buffer_drop(self->copied[i].source);
+            if (self->copied[i].target != NULL)
+                dlb_buffer_drop(self->copied[i].target);
+        }
+        if (self->copied != &self->one)
+            PyMem_RawFree(self->copied);
         if (self->space != NULL)
             dlb_block_put(self->space, space_of(self));
     }
@@ -451,25 +481,27 @@ static PyObject *new_collective(PyTypeObject *Py_UNUSED(type), PyObject *args,
            count = sizeof KINDS / sizeof *KINDS;
     while (number < count && strcmp(KINDS[number].name, name) != 0)
         number++;
-    dlb_buffer *from_buffer, *into_buffer;
-    char *from = NULL, *into = NULL;
-    if (!read_memory(source, &from_buffer, &from, &sent) ||
-        !read_memory(result, &into_buffer, &into, &comes))
+    dlb_part copied = {0};
+    char *from = NULL;
+    if (!read_memory(source, &copied.source, &from, &sent) ||
+        !read_memory(result, &copied.target, &copied.into, &comes))
         return NULL;
+    copied.from = from;
     const dlb_combine *how =
-        Py_TYPE(reduction) == &dlb_ReductionType && from_buffer != NULL
+        Py_TYPE(reduction) == &dlb_ReductionType && copied.source != NULL
             ? dlb_reduction_loop(reduction, ((dlb_tensor *)source)->dl.dtype)
             : NULL;
     if (number == count || root < 0 || root >= over->size ||
         (how != NULL) != (KINDS[number].kind == DLB_REDUCE_SCATTER) ||
-        !read_part(KINDS[number].kind, over, root, from_buffer != NULL ? &sent : NULL,
-                   into_buffer != NULL ? &comes : NULL, &part))
+        !read_part(KINDS[number].kind, over, root, copied.source != NULL ? &sent : NULL,
+                   copied.target != NULL ? &comes : NULL, &part))
         return PyErr_Format(PyExc_ValueError,
                             "Collective: there is no %s from or to rank %d of these "
                             "sizes",
                             name, root);
-    return (PyObject *)dlb_collective_new(over, KINDS[number].kind, root, from_buffer,
-                                          from, result, part, how);
+    copied.part = part;
+    return (PyObject *)dlb_collective_new(over, KINDS[number].kind, root, &copied, 1,
+                                          result, how);
 }
 
 static PyObject *begin(PyObject *object, PyObject *given) {

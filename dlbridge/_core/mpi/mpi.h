@@ -172,9 +172,12 @@ int dlb_quotients(PyObject *reduction, DLDataType dtype, int by, PyObject **made
 void dlb_divide(DLDataType dtype, char *data, size_t nbytes, int by,
                 PyObject *quotients);
 
-/* ---- tree.c: the tensors of a tree, reduced in one call ---- */
+/* ---- tree.c: the tensors of a tree in one call ---- */
 
-/* What is known of trees that are made alike: containers, shapes, dtypes; immutable. */
+typedef enum { DLB_TREE_REDUCED, DLB_TREE_BCAST, DLB_TREE_GATHERED } dlb_tree_kind;
+
+/* What is known of a call with trees that are made alike: containers, shapes, dtypes;
+ * immutable. */
 typedef struct dlb_tree_plan dlb_tree_plan;
 /* A call with one, under way. */
 typedef struct dlb_tree_ballot dlb_tree_ballot;
@@ -187,12 +190,19 @@ typedef struct {
 
 extern PyTypeObject dlb_TreePlanType, dlb_TreeBallotType;
 
+dlb_tree_kind dlb_tree_kind_of(const dlb_tree_plan *plan);
 Py_ssize_t dlb_tree_count(const dlb_tree_plan *plan); /* of the tensors */
 size_t dlb_tree_nbytes(const dlb_tree_plan *plan);    /* of all of them */
 /* Whether the tensor of this number has that shape and dtype. */
 bool dlb_tree_has(const dlb_tree_plan *plan, Py_ssize_t number, const DLTensor *dl);
-/* Whether such trees are reduced here: all ranks find the same. */
+/* The same of its result. */
+bool dlb_tree_has_result(const dlb_tree_plan *plan, Py_ssize_t number,
+                         const dlb_peers *over, const DLTensor *dl);
+/* Whether the call is made here: all ranks find the same. */
 bool dlb_tree_fits(const dlb_tree_plan *plan, const dlb_peers *over);
+/* Whether this rank gets new results: not the root of a bcast, nor the other ranks of a
+ * gather. */
+bool dlb_tree_gives(const dlb_tree_plan *plan, const dlb_peers *over);
 /* The tensors of a tree, then other values in it, to be dropped; NULL, without an
  * exception: it is made in another way. */
 PyObject **dlb_tree_find(const dlb_tree_plan *plan, PyObject *tree);
@@ -200,10 +210,11 @@ void dlb_tree_drop(const dlb_tree_plan *plan, PyObject **values);
 /* A tree with these tensors, and with the other values of that one. */
 PyObject *dlb_tree_build(const dlb_tree_plan *plan, PyObject *const *tensors,
                          PyObject *const *values);
-/* Reduce into `outs`, or into new memory where that is NULL. */
+/* Begin a call: into `outs`, or into new memory where that is NULL; `gives`: whether
+ * this rank gets results. */
 dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
                                      const dlb_tree_leaf *leaves,
-                                     const dlb_tree_leaf *outs);
+                                     const dlb_tree_leaf *outs, bool gives);
 int dlb_tree_ballot_advance(dlb_tree_ballot *ballot); /* as dlb_ballot_advance */
 /* That of a TreeBallot, or the Ballot itself; borrowed. NULL, without an exception: it
  * is neither. */
@@ -211,9 +222,10 @@ dlb_ballot *dlb_ballot_of(PyObject *ballot);
 bool dlb_tree_ballot_agreed(const dlb_tree_ballot *ballot);
 /* Copy to `outs` what is not there yet. */
 void dlb_tree_ballot_copy_out(const dlb_tree_ballot *ballot);
-/* The result of this number, with a reference to its memory. */
+/* The result of this number, with a reference to its memory; `space` keeps the shape.
+ */
 void dlb_tree_ballot_view(const dlb_tree_ballot *ballot, Py_ssize_t number,
-                          dlb_view *view);
+                          int64_t space[DLB_MAX_NDIM], dlb_view *view);
 
 /* ---- collective.c: collectives that copy, and reduce what came ---- */
 
@@ -230,14 +242,22 @@ typedef struct dlb_collective dlb_collective;
 
 extern PyTypeObject dlb_CollectiveType;
 
-/* Memory for copying `part` bytes from or to each rank, of a bcast all bytes: from
- * `from` in memory of the buffer into `result`, a Tensor; NULL and None where this rank
- * sends or receives nothing. `how`: of a reduce_scatter, else NULL. NULL with an
- * exception. */
+/* What is copied: `part` bytes from or to each rank, of a bcast all bytes, from `from`
+ * in memory of `source` to `into` in that of `target`; NULL where this rank sends or
+ * receives nothing. */
+typedef struct {
+    dlb_buffer *source, *target;
+    const char *from;
+    char *into;
+    size_t part;
+} dlb_part;
+
+/* A collective that copies so many, the same on all ranks, and keeps their buffers.
+ * `result`: a Tensor that Python sees, or None. `how`: of a reduce_scatter, which
+ * copies one, else NULL. NULL with an exception. */
 dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root,
-                                   dlb_buffer *source, const char *from,
-                                   PyObject *result, size_t part,
-                                   const dlb_combine *how);
+                                   const dlb_part *copied, size_t count,
+                                   PyObject *result, const dlb_combine *how);
 /* Begin, as the ranks have agreed by the ballot; -1 with an exception. */
 int dlb_collective_post(dlb_collective *collective, const dlb_ballot *ballot);
 /* 1: it is complete; 0: not yet; -1. */

@@ -147,6 +147,8 @@ int dlb_mpi_start(PyObject *module) {
                                   Py_ssize_t Py_UNUSED(count)) {                       \
         return dlb_make_call(by, over, #name, dlb_begin_##name, args);                 \
     }                                                                                  \
+    BEGUN(name)
+#define BEGUN(name)                                                                    \
     static PyObject *quick_i##name(const caller *by, dlb_peers *over,                  \
                                    PyObject *const *args,                              \
                                    Py_ssize_t Py_UNUSED(count)) {                      \
@@ -156,22 +158,39 @@ COLLECTIVE(reduce)
 COLLECTIVE(reduce_scatter)
 COLLECTIVE(allgather)
 COLLECTIVE(alltoall)
-COLLECTIVE(bcast)
-COLLECTIVE(gather)
 COLLECTIVE(scatter)
 COLLECTIVE(barrier)
+BEGUN(allreduce)
+BEGUN(bcast)
+BEGUN(gather)
 #undef COLLECTIVE
+#undef BEGUN
 
 static PyObject *quick_allreduce(const caller *by, dlb_peers *over,
                                  PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
     if (dlb_may_be_tree(args[0]) && PyUnicode_CheckExact(args[1]))
-        return dlb_reduce_tree(by, over, args);
+        return dlb_call_tree(by, over, Py_BuildValue("(Os)", args[1], "tree"), args[0],
+                             args[2]);
     return dlb_make_call(by, over, "allreduce", dlb_begin_allreduce, args);
 }
 
-static PyObject *quick_iallreduce(const caller *by, dlb_peers *over,
-                                  PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
-    return dlb_begin_call(by, over, "iallreduce", dlb_begin_allreduce, args);
+static PyObject *quick_bcast(const caller *by, dlb_peers *over, PyObject *const *args,
+                             Py_ssize_t Py_UNUSED(count)) {
+    if (dlb_may_be_tree(args[0]) && dlb_read_root(over, args[1]) >= 0)
+        return dlb_call_tree(by, over, Py_BuildValue("(sOs)", "bcast", args[1], "tree"),
+                             args[0], args[3]);
+    if (args[3] != Py_None)
+        return dlb_decline();
+    return dlb_make_call(by, over, "bcast", dlb_begin_bcast, args);
+}
+
+static PyObject *quick_gather(const caller *by, dlb_peers *over, PyObject *const *args,
+                              Py_ssize_t Py_UNUSED(count)) {
+    if (dlb_may_be_tree(args[0]) && dlb_read_root(over, args[1]) >= 0)
+        return dlb_call_tree(by, over,
+                             Py_BuildValue("(sOs)", "gather", args[1], "tree"), args[0],
+                             args[2]);
+    return dlb_make_call(by, over, "gather", dlb_begin_gather, args);
 }
 
 /* The count that is wanted, or one more: a timeout. */
@@ -221,7 +240,7 @@ OPEN(reduce, 3)
 OPEN(reduce_scatter, 4)
 OPEN(allgather, 3)
 OPEN(alltoall, 3)
-OPEN(bcast, 3)
+OPEN(bcast, 4)
 OPEN(gather, 4)
 OPEN(scatter, 5)
 OPEN(barrier, 1)
@@ -252,7 +271,7 @@ static PyMethodDef quick_methods[] = {
     CALL(reduce_scatter, "x, op, out, key, timeout=None"),
     CALL(allgather, "x, out, key, timeout=None"),
     CALL(alltoall, "x, out, key, timeout=None"),
-    CALL(bcast, "x, root, to, timeout=None"),
+    CALL(bcast, "x, root, to, out, timeout=None"),
     CALL(gather, "x, root, out, key, timeout=None"),
     CALL(scatter, "x, root, to, out, key, timeout=None"),
     CALL(barrier, "key, timeout=None"),

@@ -1,8 +1,9 @@
-/* A tree of tensors that is reduced in one call.
+/* A tree of tensors that is reduced, broadcast or gathered in one call.
  *
  * Large tensors are sent from where they are and received where their results lie.
- * Small ones of one dtype are packed first, and their results share memory. How, only
- * their shapes and dtypes say, so that all ranks find the same. */
+ * Small ones are packed first, those of one dtype together where they are reduced, and
+ * their results share memory. How, only their shapes and dtypes say, so that all ranks
+ * find the same. */
 #include "python/python.h" /* first, as in quick.c */
 
 #include "layout/layout.h"
@@ -22,7 +23,8 @@ enum {
 
 /* ---- TreePlan: what is known of trees that are made alike ---- */
 
-/* One tensor, and where its result lies: at `start` of a block. */
+/* One tensor, and where its result lies: at `start` of a block, in a gather at the
+ * start for each rank. */
 typedef struct {
     DLDataType dtype;
     int32_t ndim;
@@ -35,7 +37,7 @@ typedef struct {
 typedef struct {
     size_t size;
     Py_ssize_t block;
-    const dlb_combine *how;
+    const dlb_combine *how; /* NULL: they are copied */
 } leaf_group;
 
 typedef enum { DICT, KEY, LIST, TUPLE, LEAF, PLAIN } token_kind;
@@ -52,14 +54,16 @@ struct dlb_tree_plan {
     PyObject_HEAD
     uint8_t call[16];
     PyObject *arguments; /* str */
-    PyObject *reduction;
+    PyObject *how;       /* a Reduction, or the name of what copies */
+    dlb_tree_kind kind;
+    int root;
     Py_ssize_t count; /* of tensors */
     leaf_kind *leaves;
     leaf_group *groups;
     size_t *blocks; /* their bytes; those of groups first */
     Py_ssize_t group_count, block_count;
     size_t nbytes; /* of all tensors */
-    bool fits;     /* it can be reduced here */
+    bool fits;     /* C can make the call */
     token *tokens;
     Py_ssize_t token_count,
         value_count; /* token_count 0: no tree of plain containers */
@@ -89,13 +93,23 @@ static Py_ssize_t find_group(dlb_tree_plan *self, const leaf_kind *leaf,
     return self->group_count++;
 }
 
+/* Whether a tensor can be sent here; `*how`: the loop that reduces it, or NULL. */
+static bool may_send(const dlb_tree_plan *self, const leaf_kind *leaf,
+                     const dlb_combine **how) {
+    *how = NULL;
+    if (self->kind != DLB_TREE_REDUCED)
+        return leaf->dtype.bits % 8 == 0 && leaf->ndim < DLB_MAX_NDIM;
+    *how = dlb_reduction_loop(self->how, leaf->dtype);
+    return *how != NULL && leaf->nbytes <= INT_MAX;
+}
+
 /* Lay out the results. */
 static int arrange(dlb_tree_plan *self) {
     for (Py_ssize_t i = 0; i < self->count; i++) {
         leaf_kind *leaf = &self->leaves[i];
-        const dlb_combine *how = dlb_reduction_loop(self->reduction, leaf->dtype);
+        const dlb_combine *how;
         self->nbytes += leaf->nbytes;
-        if (how == NULL || leaf->nbytes == 0 || leaf->nbytes > INT_MAX)
+        if (!may_send(self, leaf, &how))
             return PyErr_Occurred() ? -1 : 0;
         leaf->group = -1;
         if (leaf->nbytes >= DIRECT)
@@ -299,15 +313,37 @@ static int fill_plan(dlb_tree_plan *self, PyObject *tree, PyObject *leaves,
     return arrange(self) < 0 ? -1 : record_all(self, tree, leaves);
 }
 
+static const char *const NAMES[] = {[DLB_TREE_REDUCED] = "allreduce",
+                                    [DLB_TREE_BCAST] = "bcast",
+                                    [DLB_TREE_GATHERED] = "gather"};
+
+/* By a Reduction, or the name of what copies; false, with an exception: neither. */
+static bool read_kind(PyObject *how, dlb_tree_kind *kind) {
+    if (Py_TYPE(how) == &dlb_ReductionType) {
+        *kind = DLB_TREE_REDUCED;
+        return true;
+    }
+    for (*kind = DLB_TREE_BCAST; *kind <= DLB_TREE_GATHERED; ++*kind)
+        if (PyUnicode_Check(how) &&
+            PyUnicode_CompareWithASCIIString(how, NAMES[*kind]) == 0)
+            return true;
+    PyErr_SetString(PyExc_ValueError,
+                    "TreePlan: how must be a Reduction, \"bcast\" or \"gather\"");
+    return false;
+}
+
 static PyObject *new_plan(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"tree",      "leaves",    "tensors", "call",
-                            "arguments", "reduction", NULL};
+    static char *names[] = {"tree",      "leaves", "tensors", "call",
+                            "arguments", "how",    "root",    NULL};
     PyObject *tree, *leaves, *tensors, *arguments, *how;
     const char *call;
     Py_ssize_t size;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OO!O!y#UO!:TreePlan", names, &tree, &PyList_Type, &leaves,
-            &PyList_Type, &tensors, &call, &size, &arguments, &dlb_ReductionType, &how))
+    dlb_tree_kind kind;
+    int root = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!y#UO|i:TreePlan", names, &tree,
+                                     &PyList_Type, &leaves, &PyList_Type, &tensors,
+                                     &call, &size, &arguments, &how, &root) ||
+        !read_kind(how, &kind))
         return NULL;
     if (size != 16)
         return PyErr_Format(PyExc_ValueError, "TreePlan: a digest of 16 bytes");
@@ -316,7 +352,9 @@ static PyObject *new_plan(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         return NULL;
     memcpy(self->call, call, sizeof self->call);
     self->arguments = Py_NewRef(arguments);
-    self->reduction = Py_NewRef(how);
+    self->how = Py_NewRef(how);
+    self->kind = kind;
+    self->root = root;
     if (fill_plan(self, tree, leaves, tensors) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -331,8 +369,12 @@ static void dealloc_plan(PyObject *object) {
     PyMem_Free(self->groups);
     PyMem_Free(self->blocks);
     Py_XDECREF(self->arguments);
-    Py_XDECREF(self->reduction);
+    Py_XDECREF(self->how);
     Py_TYPE(object)->tp_free(object);
+}
+
+dlb_tree_kind dlb_tree_kind_of(const dlb_tree_plan *self) {
+    return self->kind;
 }
 
 Py_ssize_t dlb_tree_count(const dlb_tree_plan *self) {
@@ -343,17 +385,37 @@ size_t dlb_tree_nbytes(const dlb_tree_plan *self) {
     return self->nbytes;
 }
 
+static bool has_shape(const leaf_kind *leaf, int32_t ndim, const int64_t *shape) {
+    return leaf->ndim == ndim &&
+           (ndim == 0 || memcmp(leaf->shape, shape, (size_t)ndim * sizeof *shape) == 0);
+}
+
 bool dlb_tree_has(const dlb_tree_plan *self, Py_ssize_t number, const DLTensor *dl) {
     const leaf_kind *leaf = &self->leaves[number];
-    return leaf->ndim == dl->ndim &&
-           memcmp(&leaf->dtype, &dl->dtype, sizeof dl->dtype) == 0 &&
-           (dl->ndim == 0 ||
-            memcmp(leaf->shape, dl->shape, (size_t)dl->ndim * sizeof *dl->shape) == 0);
+    return memcmp(&leaf->dtype, &dl->dtype, sizeof dl->dtype) == 0 &&
+           has_shape(leaf, dl->ndim, dl->shape);
+}
+
+bool dlb_tree_has_result(const dlb_tree_plan *self, Py_ssize_t number,
+                         const dlb_peers *over, const DLTensor *dl) {
+    const leaf_kind *leaf = &self->leaves[number];
+    if (self->kind != DLB_TREE_GATHERED)
+        return dlb_tree_has(self, number, dl);
+    return memcmp(&leaf->dtype, &dl->dtype, sizeof dl->dtype) == 0 && dl->ndim > 0 &&
+           dl->shape[0] == over->size && has_shape(leaf, dl->ndim - 1, dl->shape + 1);
 }
 
 bool dlb_tree_fits(const dlb_tree_plan *self, const dlb_peers *over) {
-    return self->fits &&
-           (self->nbytes <= DLB_MANY_RANKS_MOST || over->size <= DLB_FEW_RANKS);
+    if (!self->fits || self->root < 0 || self->root >= over->size)
+        return false;
+    return self->kind == DLB_TREE_REDUCED
+               ? self->nbytes <= DLB_MANY_RANKS_MOST || over->size <= DLB_FEW_RANKS
+               : over->is_direct;
+}
+
+bool dlb_tree_gives(const dlb_tree_plan *self, const dlb_peers *over) {
+    return self->kind == DLB_TREE_REDUCED ||
+           (self->kind == DLB_TREE_BCAST) == (over->rank != self->root);
 }
 
 static PyObject *plan_fits(PyObject *self, PyObject *over) {
@@ -368,7 +430,7 @@ static PyObject *get_plain(PyObject *self, void *Py_UNUSED(closure)) {
 
 static PyMethodDef plan_methods[] = {
     {"fits", plan_fits, METH_O,
-     "fits($self, peers, /)\n--\n\nReturn whether such trees are reduced by a "
+     "fits($self, peers, /)\n--\n\nReturn whether such a call is made by a "
      "TreeBallot."},
     {0},
 };
@@ -380,8 +442,8 @@ static PyGetSetDef plan_fields[] = {
 
 PyTypeObject dlb_TreePlanType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.TreePlan",
-    .tp_doc = "TreePlan(tree, leaves, tensors, call, arguments, reduction)\n--\n\n"
-              "How trees that are made alike are reduced.",
+    .tp_doc = "TreePlan(tree, leaves, tensors, call, arguments, how, root=0)\n--\n\n"
+              "How trees that are made alike are reduced, broadcast or gathered.",
     .tp_basicsize = sizeof(dlb_tree_plan),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = plan_methods,
@@ -596,13 +658,20 @@ struct dlb_tree_ballot {
     PyObject_HEAD
     dlb_tree_plan *plan;
     dlb_ballot *ballot;
-    dlb_buffer **blocks; /* as in the plan; without some where `is_direct` */
-    dlb_tree_leaf *outs; /* with references; NULL: the results are new */
-    bool is_direct;      /* large tensors are received into `outs` */
+    dlb_collective *copies; /* what follows the ballot, unless it reduces */
+    bool is_copying, is_settled;
+    bool gives;            /* results, to this rank */
+    size_t rows;           /* of a result: as many as ranks in a gather, else 1 */
+    dlb_buffer **packed;   /* of each group */
+    dlb_buffer **scratch;  /* of each group: what is gathered, packed by rank */
+    dlb_buffer **blocks;   /* as in the plan; without some where `is_direct` */
+    dlb_tree_leaf *leaves; /* with references, where a bcast copies its own; or NULL */
+    dlb_tree_leaf *outs;   /* with references; NULL: the results are new */
+    bool is_direct;        /* large tensors are received into `outs` */
     /* One reference per tensor, from `dlb_quotients`; NULL once it is divided, or if
      * the op is not "mean". */
     PyObject **quotients;
-    bool is_dividing; /* without the GIL, in one thread */
+    bool is_settling; /* without the GIL, in one thread */
     int size;         /* of the ranks */
 };
 
@@ -612,7 +681,13 @@ static dlb_tree_leaf place_of(const dlb_tree_ballot *self, Py_ssize_t number) {
     if (self->is_direct && leaf->group < 0)
         return self->outs[number];
     dlb_buffer *block = self->blocks[leaf->block];
-    return (dlb_tree_leaf){block, (char *)block->data + leaf->start};
+    return (dlb_tree_leaf){block, (char *)block->data + self->rows * leaf->start};
+}
+
+/* Whether this rank has what a bcast is about. */
+static bool is_source(const dlb_tree_ballot *self) {
+    return self->plan->kind == DLB_TREE_BCAST &&
+           dlb_ballot_over(self->ballot)->rank == self->plan->root;
 }
 
 /* Memory that is sent from its place, or received into. */
@@ -641,17 +716,17 @@ static bool are_apart(span *spans, size_t count) {
 }
 
 /* Whether large tensors may be received into `outs`, as others are still sent: each is
- * apart from all, but for its own source. */
-static bool may_be_direct(const dlb_tree_plan *plan, const dlb_tree_leaf *leaves,
-                          const dlb_tree_leaf *outs) {
+ * apart from all, but for its own source where the result is no larger. */
+static bool may_be_direct(const dlb_tree_plan *plan, size_t rows,
+                          const dlb_tree_leaf *leaves, const dlb_tree_leaf *outs) {
     span *spans = PyMem_Malloc(2 * (size_t)plan->count * sizeof *spans);
     size_t count = 0;
     for (Py_ssize_t i = 0; spans != NULL && i < plan->count; i++) {
         size_t nbytes = plan->leaves[i].nbytes;
         if (plan->leaves[i].group >= 0)
             continue;
-        spans[count++] = (span){outs[i].data, outs[i].data + nbytes, true};
-        if (leaves[i].data != outs[i].data)
+        spans[count++] = (span){outs[i].data, outs[i].data + rows * nbytes, true};
+        if (rows > 1 || leaves[i].data != outs[i].data)
             spans[count++] = (span){leaves[i].data, leaves[i].data + nbytes, false};
     }
     bool is_direct = spans != NULL && are_apart(spans, count);
@@ -659,58 +734,62 @@ static bool may_be_direct(const dlb_tree_plan *plan, const dlb_tree_leaf *leaves
     return is_direct;
 }
 
-static int allocate(dlb_tree_ballot *self) {
+static int make_room(dlb_buffer **made, size_t nbytes) {
+    *made = dlb_buffer_allocate((int64_t)nbytes, ALIGNED, false);
+    if (*made == NULL)
+        PyErr_NoMemory();
+    return *made == NULL ? -1 : 0;
+}
+
+/* Memory for the results, and for what is packed on the way. */
+static int allocate(dlb_tree_ballot *self, bool sends) {
     const dlb_tree_plan *plan = self->plan;
-    Py_ssize_t count = self->is_direct ? plan->group_count : plan->block_count;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        self->blocks[i] = dlb_buffer_allocate((int64_t)plan->blocks[i], ALIGNED, false);
-        if (self->blocks[i] == NULL) {
-            PyErr_NoMemory();
+    bool is_gathered = plan->kind == DLB_TREE_GATHERED;
+    for (Py_ssize_t i = 0; i < plan->group_count; i++) {
+        size_t size = plan->groups[i].size;
+        if ((sends && make_room(&self->packed[i], size) < 0) ||
+            (is_gathered && self->gives &&
+             make_room(&self->scratch[i], self->rows * size) < 0))
             return -1;
-        }
+        if (is_source(self)) /* its results are what it sends */
+            self->blocks[i] = dlb_buffer_retain(self->packed[i]);
     }
+    Py_ssize_t count = self->is_direct ? plan->group_count : plan->block_count;
+    for (Py_ssize_t i = 0; self->gives && i < count; i++)
+        if (self->blocks[i] == NULL &&
+            make_room(&self->blocks[i], self->rows * plan->blocks[i]) < 0)
+            return -1;
     return 0;
 }
 
-/* Pack the small tensors of a group. */
-static dlb_buffer *pack(const dlb_tree_plan *plan, Py_ssize_t group,
-                        const dlb_tree_leaf *leaves) {
-    dlb_buffer *made =
-        dlb_buffer_allocate((int64_t)plan->groups[group].size, ALIGNED, false);
-    if (made == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < plan->count; i++) {
-        const leaf_kind *leaf = &plan->leaves[i];
-        if (leaf->group != group)
+/* Pack the small tensors. */
+static void pack(dlb_tree_ballot *self, const dlb_tree_leaf *leaves) {
+    for (Py_ssize_t i = 0; i < self->plan->count; i++) {
+        const leaf_kind *leaf = &self->plan->leaves[i];
+        if (leaf->group < 0 || leaf->nbytes == 0)
             continue;
-        char *to = (char *)made->data + leaf->start;
+        char *to = (char *)self->packed[leaf->group]->data + leaf->start;
         memcpy(to, leaves[i].data, leaf->nbytes);
         memset(to + leaf->nbytes, 0, aligned(leaf->nbytes) - leaf->nbytes);
     }
-    return made;
 }
 
-/* In the order in which all ranks have them. */
-static int add_all(dlb_tree_ballot *self, const dlb_tree_leaf *leaves) {
+/* Reduce all, in the order in which all ranks have them. */
+static int reduce_all(dlb_tree_ballot *self, const dlb_tree_leaf *leaves) {
     const dlb_tree_plan *plan = self->plan;
     for (Py_ssize_t i = 0; i < plan->group_count; i++) {
-        dlb_buffer *packed = pack(plan, i, leaves), *into = self->blocks[i];
-        if (packed == NULL)
-            return -1;
-        int done =
+        dlb_buffer *packed = self->packed[i], *into = self->blocks[i];
+        if (plan->groups[i].size > 0 &&
             dlb_ballot_add_values(self->ballot, plan->groups[i].how, packed,
-                                  packed->data, into, into->data, plan->groups[i].size);
-        dlb_buffer_drop(packed);
-        if (done < 0)
+                                  packed->data, into, into->data,
+                                  plan->groups[i].size) < 0)
             return -1;
     }
     for (Py_ssize_t i = 0; i < plan->count; i++) {
         const leaf_kind *leaf = &plan->leaves[i];
         if (leaf->group >= 0)
             continue;
-        const dlb_combine *how = dlb_reduction_loop(plan->reduction, leaf->dtype);
+        const dlb_combine *how = dlb_reduction_loop(plan->how, leaf->dtype);
         dlb_tree_leaf into = place_of(self, i);
         if (dlb_ballot_add_values(self->ballot, how, leaves[i].buffer, leaves[i].data,
                                   into.buffer, into.data, leaf->nbytes) < 0)
@@ -719,43 +798,108 @@ static int add_all(dlb_tree_ballot *self, const dlb_tree_leaf *leaves) {
     return 0;
 }
 
+static dlb_part part_of(dlb_tree_leaf from, dlb_tree_leaf into, size_t nbytes) {
+    return (dlb_part){from.buffer, into.buffer, from.data, into.data, nbytes};
+}
+
+static dlb_tree_leaf start_of(dlb_buffer *buffer) {
+    return (dlb_tree_leaf){buffer, buffer == NULL ? NULL : buffer->data};
+}
+
+/* Copy all, in the same order. */
+static int copy_all(dlb_tree_ballot *self, const dlb_tree_leaf *leaves, bool sends) {
+    const dlb_tree_plan *plan = self->plan;
+    bool receives = self->gives && !is_source(self);
+    size_t count = 0;
+    dlb_part *parts =
+        PyMem_Malloc((size_t)(plan->group_count + plan->count) * sizeof *parts);
+    if (parts == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    dlb_buffer **into = plan->kind == DLB_TREE_GATHERED ? self->scratch : self->blocks;
+    for (Py_ssize_t i = 0; i < plan->group_count; i++)
+        parts[count++] =
+            part_of(start_of(self->packed[i]), start_of(receives ? into[i] : NULL),
+                    plan->groups[i].size);
+    for (Py_ssize_t i = 0; i < plan->count; i++)
+        if (plan->leaves[i].group < 0)
+            parts[count++] = part_of(sends ? leaves[i] : start_of(NULL),
+                                     receives ? place_of(self, i) : start_of(NULL),
+                                     plan->leaves[i].nbytes);
+    dlb_copy_kind kind = plan->kind == DLB_TREE_GATHERED ? DLB_GATHER : DLB_BCAST;
+    self->copies = dlb_collective_new(dlb_ballot_over(self->ballot), kind, plan->root,
+                                      parts, count, Py_None, NULL);
+    PyMem_Free(parts);
+    return self->copies == NULL ? -1 : 0;
+}
+
+/* A copy of these places, with references. */
+static dlb_tree_leaf *keep_leaves(const dlb_tree_leaf *leaves, Py_ssize_t count) {
+    dlb_tree_leaf *made = PyMem_Malloc((size_t)(count + 1) * sizeof *made);
+    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
+        made[i] = leaves[i];
+        dlb_buffer_retain(leaves[i].buffer);
+    }
+    if (made == NULL)
+        PyErr_NoMemory();
+    return made;
+}
+
+static int find_quotients(dlb_tree_ballot *self) {
+    const dlb_tree_plan *plan = self->plan;
+    for (Py_ssize_t i = 0; i < plan->count; i++) {
+        DLDataType dtype = plan->leaves[i].dtype;
+        if (i > 0 && memcmp(&dtype, &plan->leaves[i - 1].dtype, sizeof dtype) == 0)
+            self->quotients[i] = Py_XNewRef(self->quotients[i - 1]);
+        else if (dlb_quotients(plan->how, dtype, self->size, &self->quotients[i]) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int prepare(dlb_tree_ballot *self, dlb_peers *over, const dlb_tree_leaf *leaves,
+                   const dlb_tree_leaf *outs) {
+    const dlb_tree_plan *plan = self->plan;
+    size_t groups = (size_t)plan->group_count + 1, count = (size_t)plan->count + 1;
+    self->blocks = PyMem_Calloc((size_t)plan->block_count + 1, sizeof *self->blocks);
+    self->packed = PyMem_Calloc(groups, sizeof *self->packed);
+    self->scratch = PyMem_Calloc(groups, sizeof *self->scratch);
+    self->quotients = PyMem_Calloc(count, sizeof *self->quotients);
+    if (self->blocks == NULL || self->packed == NULL || self->scratch == NULL ||
+        self->quotients == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->ballot = dlb_ballot_new(over, plan->call, NULL, 0, NULL);
+    if (self->ballot == NULL ||
+        (outs != NULL && (self->outs = keep_leaves(outs, plan->count)) == NULL) ||
+        (is_source(self) && (self->leaves = keep_leaves(leaves, plan->count)) == NULL))
+        return -1;
+    self->is_direct = outs != NULL && may_be_direct(plan, self->rows, leaves, outs);
+    bool reduces = plan->kind == DLB_TREE_REDUCED;
+    bool sends = plan->kind != DLB_TREE_BCAST || is_source(self);
+    if (allocate(self, sends) < 0)
+        return -1;
+    if (sends)
+        pack(self, leaves);
+    if (!reduces)
+        return copy_all(self, leaves, sends);
+    return find_quotients(self) < 0 ? -1 : reduce_all(self, leaves);
+}
+
 dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
                                      const dlb_tree_leaf *leaves,
-                                     const dlb_tree_leaf *outs) {
+                                     const dlb_tree_leaf *outs, bool gives) {
     dlb_tree_ballot *self =
         (dlb_tree_ballot *)dlb_TreeBallotType.tp_alloc(&dlb_TreeBallotType, 0);
     if (self == NULL)
         return NULL;
     self->plan = (dlb_tree_plan *)Py_NewRef(plan);
     self->size = over->size;
-    size_t count = (size_t)plan->count + 1;
-    self->blocks = PyMem_Calloc((size_t)plan->block_count + 1, sizeof *self->blocks);
-    self->quotients = PyMem_Calloc(count, sizeof *self->quotients);
-    if (outs != NULL)
-        self->outs = PyMem_Calloc(count, sizeof *self->outs);
-    if (self->blocks == NULL || self->quotients == NULL ||
-        (outs != NULL && self->outs == NULL)) {
-        Py_DECREF(self);
-        PyErr_NoMemory();
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; outs != NULL && i < plan->count; i++) {
-        self->outs[i] = outs[i];
-        dlb_buffer_retain(outs[i].buffer);
-    }
-    for (Py_ssize_t i = 0; i < plan->count; i++) {
-        DLDataType dtype = plan->leaves[i].dtype;
-        if (i > 0 && memcmp(&dtype, &plan->leaves[i - 1].dtype, sizeof dtype) == 0)
-            self->quotients[i] = Py_XNewRef(self->quotients[i - 1]);
-        else if (dlb_quotients(plan->reduction, dtype, over->size,
-                               &self->quotients[i]) < 0) {
-            Py_DECREF(self);
-            return NULL;
-        }
-    }
-    self->is_direct = outs != NULL && may_be_direct(plan, leaves, outs);
-    self->ballot = dlb_ballot_new(over, plan->call, NULL, 0, NULL);
-    if (self->ballot == NULL || allocate(self) < 0 || add_all(self, leaves) < 0)
+    self->gives = gives;
+    self->rows = plan->kind == DLB_TREE_GATHERED ? (size_t)over->size : 1;
+    if (prepare(self, over, leaves, outs) < 0)
         Py_CLEAR(self);
     return self;
 }
@@ -771,15 +915,66 @@ static void divide_all(dlb_tree_ballot *self) {
     }
 }
 
-int dlb_tree_ballot_advance(dlb_tree_ballot *self) {
-    if (self->is_dividing) /* another thread goes on with it */
-        return 0;
-    int done = dlb_ballot_advance(self->ballot);
-    if (done > 0 && dlb_ballot_agreed(self->ballot)) {
-        self->is_dividing = true;
-        divide_all(self);
-        self->is_dividing = false;
+/* What came packed by rank, and then lies by tensor. */
+static void unpack(const dlb_tree_ballot *self) {
+    const dlb_tree_plan *plan = self->plan;
+    for (Py_ssize_t i = 0; i < plan->count; i++) {
+        const leaf_kind *leaf = &plan->leaves[i];
+        if (leaf->group < 0)
+            continue;
+        const char *from = (char *)self->scratch[leaf->group]->data + leaf->start;
+        char *to = place_of(self, i).data;
+        for (size_t row = 0; row < self->rows; row++)
+            memcpy(to + row * leaf->nbytes, from + row * plan->groups[leaf->group].size,
+                   leaf->nbytes);
     }
+}
+
+/* Large tensors of the root of a bcast; the small ones are where they were packed. */
+static void copy_own(const dlb_tree_ballot *self) {
+    for (Py_ssize_t i = 0; i < self->plan->count; i++) {
+        const leaf_kind *leaf = &self->plan->leaves[i];
+        char *to = leaf->group < 0 ? place_of(self, i).data : self->leaves[i].data;
+        if (to != self->leaves[i].data)
+            memcpy(to, self->leaves[i].data, leaf->nbytes);
+    }
+}
+
+/* Complete the results, without the GIL where that takes long. */
+static void settle(dlb_tree_ballot *self) {
+    self->is_settling = true;
+    if (self->plan->kind == DLB_TREE_REDUCED)
+        divide_all(self);
+    else if (self->gives) {
+        Py_BEGIN_ALLOW_THREADS;
+        if (is_source(self))
+            copy_own(self);
+        else if (self->plan->kind == DLB_TREE_GATHERED)
+            unpack(self);
+        Py_END_ALLOW_THREADS;
+    }
+    self->is_settling = false;
+    self->is_settled = true;
+}
+
+static int advance_copies(dlb_tree_ballot *self) {
+    bool is_posted = self->is_copying;
+    self->is_copying = true;
+    if (!is_posted && dlb_collective_post(self->copies, self->ballot) < 0)
+        return -1;
+    return dlb_collective_advance(self->copies);
+}
+
+int dlb_tree_ballot_advance(dlb_tree_ballot *self) {
+    if (self->is_settling) /* another thread goes on with it */
+        return 0;
+    int done = self->is_copying ? 1 : dlb_ballot_advance(self->ballot);
+    if (done <= 0 || !dlb_ballot_agreed(self->ballot))
+        return done;
+    if (self->copies != NULL)
+        done = advance_copies(self);
+    if (done > 0 && !self->is_settled)
+        settle(self);
     return done;
 }
 
@@ -797,25 +992,32 @@ void dlb_tree_ballot_copy_out(const dlb_tree_ballot *self) {
     for (Py_ssize_t i = 0; i < self->plan->count; i++) {
         const char *from = place_of(self, i).data;
         if (from != self->outs[i].data)
-            memcpy(self->outs[i].data, from, self->plan->leaves[i].nbytes);
+            memcpy(self->outs[i].data, from, self->rows * self->plan->leaves[i].nbytes);
     }
 }
 
 void dlb_tree_ballot_view(const dlb_tree_ballot *self, Py_ssize_t number,
-                          dlb_view *view) {
+                          int64_t space[DLB_MAX_NDIM], dlb_view *view) {
     const leaf_kind *leaf = &self->plan->leaves[number];
     dlb_tree_leaf place = place_of(self, number);
-    dlb_view_set_memory(view, place.data, leaf->dtype, leaf->ndim, leaf->shape);
+    int more = self->plan->kind == DLB_TREE_GATHERED;
+    space[0] = self->size;
+    if (leaf->ndim > 0)
+        memcpy(space + more, leaf->shape, (size_t)leaf->ndim * sizeof *space);
+    dlb_view_set_memory(view, place.data, leaf->dtype, leaf->ndim + more, space);
     view->buffer = dlb_buffer_retain(place.buffer);
     dlb_view_set_row_major(view);
 }
 
 static PyObject *ballot_results(PyObject *object, PyObject *Py_UNUSED(none)) {
     dlb_tree_ballot *self = (dlb_tree_ballot *)object;
+    if (!self->gives || !self->is_settled)
+        return PyErr_Format(PyExc_ValueError, "TreeBallot: there are no results");
     PyObject *made = PyList_New(self->plan->count);
     for (Py_ssize_t i = 0; made != NULL && i < self->plan->count; i++) {
         dlb_view view;
-        dlb_tree_ballot_view(self, i, &view);
+        int64_t space[DLB_MAX_NDIM];
+        dlb_tree_ballot_view(self, i, space, &view);
         PyObject *tensor = dlb_tensor_new(dlb.tensor_type, &view);
         if (tensor == NULL)
             Py_CLEAR(made);
@@ -841,21 +1043,28 @@ static PyObject *tree_ballot_nbytes(PyObject *object, void *Py_UNUSED(closure)) 
     return PyLong_FromSize_t(((dlb_tree_ballot *)object)->plan->nbytes);
 }
 
+static PyObject *tree_ballot_name(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyUnicode_FromString(NAMES[((dlb_tree_ballot *)object)->plan->kind]);
+}
+
 static PyObject *tree_ballot_arguments(PyObject *object, void *Py_UNUSED(closure)) {
     return Py_NewRef(((dlb_tree_ballot *)object)->plan->arguments);
 }
 
 static PyObject *new_tree_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
                                  PyObject *kwargs) {
-    static char *names[] = {"peers", "plan", "tensors", NULL};
+    static char *names[] = {"peers", "plan", "tensors", "gives", NULL};
     PyObject *over, *given, *tensors;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!:TreeBallot", names,
+    int gives = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|p:TreeBallot", names,
                                      &dlb_PeersType, &over, &dlb_TreePlanType, &given,
-                                     &PyList_Type, &tensors))
+                                     &PyList_Type, &tensors, &gives))
         return NULL;
     dlb_tree_plan *plan = (dlb_tree_plan *)given;
+    bool is_asked = gives && plan->kind == DLB_TREE_BCAST;
     if (PyList_GET_SIZE(tensors) != plan->count ||
-        !dlb_tree_fits(plan, (dlb_peers *)over))
+        !dlb_tree_fits(plan, (dlb_peers *)over) ||
+        (!is_asked && (bool)gives != dlb_tree_gives(plan, (dlb_peers *)over)))
         return PyErr_Format(PyExc_ValueError, "TreeBallot: the plan is of others");
     dlb_tree_leaf *leaves = PyMem_Calloc((size_t)plan->count + 1, sizeof *leaves);
     dlb_tree_ballot *made = NULL;
@@ -873,26 +1082,37 @@ static PyObject *new_tree_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
         leaves[i] = (dlb_tree_leaf){tensor->buffer,
                                     (char *)tensor->dl.data + tensor->dl.byte_offset};
     }
-    made = dlb_tree_ballot_new((dlb_peers *)over, plan, leaves, NULL);
+    made = dlb_tree_ballot_new((dlb_peers *)over, plan, leaves, NULL, gives);
 done:
     PyMem_Free(leaves);
     return (PyObject *)made;
 }
 
+static void drop_buffers(dlb_buffer **buffers, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; buffers != NULL && i < count; i++)
+        if (buffers[i] != NULL)
+            dlb_buffer_drop(buffers[i]);
+    PyMem_Free(buffers);
+}
+
+static void drop_leaves(dlb_tree_leaf *leaves, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; leaves != NULL && i < count; i++)
+        dlb_buffer_drop(leaves[i].buffer);
+    PyMem_Free(leaves);
+}
+
 static void dealloc_tree_ballot(PyObject *object) {
     dlb_tree_ballot *self = (dlb_tree_ballot *)object;
-    Py_XDECREF(self->ballot); /* which keeps what MPI still uses */
-    for (Py_ssize_t i = 0; self->blocks != NULL && i < self->plan->block_count; i++)
-        if (self->blocks[i] != NULL)
-            dlb_buffer_drop(self->blocks[i]);
-    for (Py_ssize_t i = 0; self->outs != NULL && i < self->plan->count; i++)
-        if (self->outs[i].buffer != NULL)
-            dlb_buffer_drop(self->outs[i].buffer);
+    Py_XDECREF(self->ballot); /* which keeps what MPI still uses, as does this: */
+    Py_XDECREF(self->copies);
+    drop_buffers(self->blocks, self->plan->block_count);
+    drop_buffers(self->packed, self->plan->group_count);
+    drop_buffers(self->scratch, self->plan->group_count);
+    drop_leaves(self->leaves, self->plan->count);
+    drop_leaves(self->outs, self->plan->count);
     for (Py_ssize_t i = 0; self->quotients != NULL && i < self->plan->count; i++)
         Py_XDECREF(self->quotients[i]);
     PyMem_Free(self->quotients);
-    PyMem_Free(self->blocks);
-    PyMem_Free(self->outs);
     Py_DECREF(self->plan);
     Py_TYPE(object)->tp_free(object);
 }
@@ -908,14 +1128,15 @@ static PyMethodDef tree_ballot_methods[] = {
 static PyGetSetDef tree_ballot_fields[] = {
     {"agreed", tree_ballot_agreed, NULL, "Whether all ranks make the same call.", NULL},
     {"nbytes", tree_ballot_nbytes, NULL, "Bytes of all tensors.", NULL},
+    {"name", tree_ballot_name, NULL, "That of the call.", NULL},
     {"arguments", tree_ballot_arguments, NULL, "Those of the call, for texts.", NULL},
     {0},
 };
 
 PyTypeObject dlb_TreeBallotType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.TreeBallot",
-    .tp_doc = "TreeBallot(peers, plan, tensors)\n--\n\n"
-              "A tree under way: agreement, then the reduction.",
+    .tp_doc = "TreeBallot(peers, plan, tensors, gives=True)\n--\n\n"
+              "A call with a tree, under way.",
     .tp_basicsize = sizeof(dlb_tree_ballot),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_methods = tree_ballot_methods,
