@@ -1108,7 +1108,8 @@ class Ballot:
     the same size. `takes`: that of one rank is taken; with neither, none has one. `agreed`: whether
     all said the same so far. `values`: a source and a result that lies elsewhere, which are reduced
     by a loop once all agree. `follows`: it is begun after others agreed, in the order of turns.
-    `scatters`: each rank gets but its row of the payload."""
+    `scatters`: each rank gets but its row of the payload. `gathers`: the payload has a row of each
+    rank, which writes its own, and all get them."""
 
     def __new__(
         cls,
@@ -1122,6 +1123,7 @@ class Ballot:
         takes: bool = False,
         follows: bool = False,
         scatters: bool = False,
+        gathers: bool = False,
     ) -> Self: ...
     @property
     def agreed(self) -> bool: ...
@@ -1258,6 +1260,7 @@ BALLOT_MOST: int
 REDUCED_MOST: int
 COPIED_MOST: int
 ROWS_MOST: int
+GATHERED_MOST: int
 MESSAGE_MOST: int
 
 def advance_begun(count: int, /) -> bool: ...

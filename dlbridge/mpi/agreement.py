@@ -52,6 +52,7 @@ class Ballot:
             rank has a payload.
         follows: whether it follows another one, on which all agreed, in the turn of its call.
         scatters: whether each rank gets but its row of the payload.
+        gathers: whether the payload has a row of each rank, which writes its own, and all get them.
     """
 
     __slots__ = ("error", "said", "state")
@@ -70,6 +71,7 @@ class Ballot:
         takes: bool = False,
         follows: bool = False,
         scatters: bool = False,
+        gathers: bool = False,
     ) -> None:
         self.said = call, kind, arguments
         self.error = error
@@ -78,6 +80,7 @@ class Ballot:
             state = native.Ballot(
                 *(peers, said, kind, payload, combine, error is None, values, takes, follows),
                 scatters=scatters,
+                gathers=gathers,
             )
         self.state = state
 

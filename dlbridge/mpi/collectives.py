@@ -81,11 +81,12 @@ class Call(NamedTuple):
         values: Values | None = None,
         takes: bool = False,
         scatters: bool = False,
+        gathers: bool = False,
     ) -> Ballot:
         """Return what this rank says of the call; `kind` is expected where it has no source."""
         kind = kind if self.source is None else self.source.kind
         said = self.name, self.arguments, kind, payload, combine, self.error, state, values, takes
-        return Ballot(over.peers, *said, scatters=scatters)
+        return Ballot(over.peers, *said, scatters=scatters, gathers=gathers)
 
 
 def prepare(
@@ -516,8 +517,8 @@ def igather(
         return _go_on_copying(over, call, state)
     if call.error is None:
         learn_call((GATHER, int(root)), partial(digest, "gather", f"root={root}"))
-    if call.source is not None and call.source.tensor.nbytes * over.size <= native.COPIED_MOST:
-        return start(call, over, partial(_gather, call, over, state, _all if is_root else None))
+    if call.source is not None and call.source.tensor.nbytes * over.size <= native.GATHERED_MOST:
+        return start(call, over, partial(_gather, call, over, state, is_root))
     return _copy(over, call, state, root=root, gets_result=is_root)
 
 
@@ -538,43 +539,35 @@ def iallgather(over: Channel, x: Any, out: Any, state: State | native.Collective
         return start(call, over, lambda operation: agree(over, operation, ballot))
     learn_call(ALLGATHER, partial(digest, "allgather", ""))
     part = call.source.tensor.nbytes
-    if part * over.size > native.COPIED_MOST:
+    if part * over.size > native.GATHERED_MOST:
         return _copy(over, call, state)
-    return start(call, over, partial(_gather, call, over, state, _all))
-
-
-def _all(rows: Bytes) -> Bytes:
-    return rows
+    return start(call, over, partial(_gather, call, over, state, True))
 
 
 def _gather(
-    call: Call,
-    over: Channel,
-    state: State,
-    select: Callable[[Bytes], Bytes] | None,
-    operation: Operation,
+    call: Call, over: Channel, state: State, gets_result: bool, operation: Operation
 ) -> Steps:
-    """Gather small tensors with the agreement: rows are zeros but one's own; "or" joins them.
-
-    The result is what is selected of the rows, which have the bytes of a rank each.
-    """
+    """Gather small tensors with the agreement."""
     assert call.source is not None
-    rows = np.zeros((over.size, call.source.tensor.nbytes), np.uint8)
-    rows[over.rank] = np.asarray(raw_bytes(call.source.tensor))
-
-    def combine(own: memoryview, other: memoryview, _: bool) -> None:
-        target = np.frombuffer(own, np.uint8)
-        np.bitwise_or(target, np.frombuffer(other, np.uint8), out=target)
-
-    ballot = call.ballot(over, rows.reshape(-1), combine, state=state)
-    yield from agree(over, operation, ballot)
-    if select is None:
-        return None
     assert call.kind is not None
+    own = np.asarray(raw_bytes(call.source.tensor))
+    rows = yield from _gather_rows(call, over, state, own, operation)
+    if not gets_result:
+        return None
     target = call.receive(call.kind)
-    rows = np.frombuffer(ballot.payload, np.uint8).reshape(over.size, -1)
-    np.asarray(raw_bytes(target))[:] = select(rows).reshape(-1)
+    np.asarray(raw_bytes(target))[:] = rows.reshape(-1)
     return call.finish(target)
+
+
+def _gather_rows(
+    call: Call, over: Channel, state: State, row: Bytes, operation: Operation
+) -> Steps:
+    """Gather a row of bytes of each rank with the agreement."""
+    rows = np.zeros((over.size, row.size), np.uint8)
+    rows[over.rank] = row
+    ballot = call.ballot(over, rows.reshape(-1), state=state, gathers=True)
+    yield from agree(over, operation, ballot)
+    return np.frombuffer(ballot.payload, np.uint8, rows.size).reshape(rows.shape)
 
 
 @begins("alltoall")
@@ -585,17 +578,42 @@ def ialltoall(over: Channel, x: Any, out: Any, state: State | native.Collective 
         _check_rows("alltoall", kind, over.size)
         return kind
 
-    def own_rows(rows: Bytes) -> Bytes:
-        return rows.reshape(over.size, over.size, -1)[:, over.rank]
-
     call = require_tensor(prepare("alltoall", x, out, result))
     if isinstance(state, native.Collective):
         return _go_on_copying(over, call, state)
     if call.error is None and call.source is not None:
         learn_call(ALLTOALL, partial(digest, "alltoall", ""))
-        if 0 < call.source.tensor.nbytes * over.size <= native.COPIED_MOST:
-            return start(call, over, partial(_gather, call, over, state, own_rows))
+        swaps = over.size == 2
+        gathered = call.source.tensor.nbytes * (1 if swaps else over.size)
+        if 0 < gathered <= native.GATHERED_MOST:
+            steps = _swap if swaps else _gather_own_rows
+            return start(call, over, partial(steps, call, over, state))
     return _copy(over, call, state)
+
+
+def _swap(call: Call, over: Channel, state: State, operation: Operation) -> Steps:
+    """Exchange the rows of a small alltoall of two ranks: each gathers the other's row."""
+    assert call.source is not None
+    assert call.kind is not None
+    given = np.asarray(raw_bytes(call.source.tensor)).reshape(2, -1).copy()
+    rows = yield from _gather_rows(call, over, state, given[1 - over.rank], operation)
+    target = call.receive(call.kind)
+    made = np.asarray(raw_bytes(target)).reshape(2, -1)
+    made[1 - over.rank] = rows[1 - over.rank]
+    made[over.rank] = given[over.rank]
+    return call.finish(target)
+
+
+def _gather_own_rows(call: Call, over: Channel, state: State, operation: Operation) -> Steps:
+    """Gather the tensors of a small alltoall, of which one's own rows are the result."""
+    assert call.source is not None
+    assert call.kind is not None
+    own = np.asarray(raw_bytes(call.source.tensor))
+    rows = yield from _gather_rows(call, over, state, own, operation)
+    target = call.receive(call.kind)
+    found = rows.reshape(over.size, over.size, -1)[:, over.rank]
+    np.asarray(raw_bytes(target))[:] = found.reshape(-1)
+    return call.finish(target)
 
 
 def _copy(

@@ -1,7 +1,7 @@
 """What other ranks say of a collective, and heads of messages, made up, for the calls that C makes.
 
-The rank is any of three, five or six, so that some have a partner that speaks for them. What comes
-late is taken in by Python, as after a call that takes long.
+The rank is any of two, three, five or six, so that some have a partner that speaks for them. What
+comes late is taken in by Python, as after a call that takes long.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.fuzz.compiling import compile_library
 BYTE, COLLECTIVE, HEADS, CONTENTS = 3, 4, 5, 6  # handles; those of the stand-in that take messages
 HIGHEST_TAG = 1000
 HEAD = 64  # bytes of a ballot before its payload
-SIZES = (3, 5, 6)
+SIZES = (2, 3, 5, 6)
 OPS = ("sum", "max", "prod")
 SMALL, LARGE = 4, 2000  # elements of float32: in the ballot, and behind it
 FLOAT32 = (2, 32, 1)
@@ -230,19 +230,20 @@ class Fuzzer:
         if name in ("allreduce", "reduce", "reduce_scatter"):
             arguments = f"op={op!r}" + (f", root={root}" if name == "reduce" else "")
             is_large = calls.quick.peers.moves_values(x.nbytes)
-            if name == "reduce_scatter":  # of which some rows come in each round
+            if name == "reduce_scatter":
                 is_large = x.nbytes > native.ROWS_MOST
             payload = b"" if is_large else x.tobytes()
         elif name in ("allgather", "alltoall"):
-            rows = calls.size * x.nbytes
-            payload = bytes(rows if rows <= native.COPIED_MOST else 0)
+            row = x[0] if name == "alltoall" and calls.size == 2 else x
+            rows = calls.size * row.nbytes
+            payload = bytes(rows if rows <= native.GATHERED_MOST else 0)
         elif name == "bcast":
             arguments, payload = f"root={root}", kind.pack() + x.tobytes()
         for _ in range(source.randrange(1, 5)):
             payload_ = payload if name != "bcast" or source.random() < 0.5 else b""
-            if name == "reduce_scatter":
+            if name in ("reduce_scatter", "allgather", "alltoall"):  # some rows, in each round
                 count = source.randrange(1, calls.size + 1)
-                payload_ = payload_[: count * int(x[0].nbytes)]
+                payload_ = payload_[: count * (len(payload) // calls.size)]
             known = None if name == "barrier" else kind
             made = self._spoilt(source, ballot(name, arguments, known, payload_))
             yield made[: x.nbytes] if x.size == LARGE else made

@@ -497,6 +497,34 @@ def no_tensors_to_exchange() -> None:
     check(got[1], np.full((2, 2), float(mpi.size())))
 
 
+def rows_travel_with_the_agreement() -> None:
+    """Of any size around the limits, by C and by Python in any mixture; a row holds each byte."""
+    rank, size = mpi.rank(), mpi.size()
+    most = native.GATHERED_MOST // size
+    for nbytes in (1, 8, 1000, most // size, most, most + 1):
+        one = [np.resize(np.arange(251, dtype="u1") + 17 * r, nbytes) for r in range(size)]
+        each = [np.stack([one[r] + np.uint8(to) for to in range(size)]) for r in range(size)]
+        mpi.allgather(one[0]), mpi.gather(one[0]), mpi.alltoall(each[0])  # C learns them
+        for is_quick in (True, rank == 0, rank != 0, rank == size - 1, False):
+
+            def call(name: str, *args: Any, by_c: bool = is_quick, **kwargs: Any) -> Any:
+                if by_c:
+                    return getattr(mpi, name)(*args, **kwargs)
+                return getattr(by_python, f"i{name}")(*args, **kwargs).wait()
+
+            check(call("allgather", one[rank]), np.stack(one))
+            columns = np.stack([rows[rank] for rows in each])
+            check(call("alltoall", each[rank]), columns)
+            x = each[rank].copy()
+            assert call("alltoall", x, out=x) is x
+            check(x, columns)
+            for root in {0, size - 1}:
+                got = call("gather", one[rank], root)
+                assert (got is None) == (rank != root)
+                if rank == root:
+                    check(got, np.stack(one))
+
+
 def gathered_by_c() -> None:
     """Small tensors of a known type and root: C and Python in any mixture, whoever is late."""
     rank, size = mpi.rank(), mpi.size()

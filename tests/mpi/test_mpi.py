@@ -34,6 +34,7 @@ TOGETHER = (
     "means_by_c",
     "copies",
     "gathered_and_scattered",
+    "rows_travel_with_the_agreement",
     "gathered_by_c",
     "roots_of_smaller_communicators",
     "freed_with_calls_under_way",

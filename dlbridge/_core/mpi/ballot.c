@@ -69,7 +69,8 @@ struct dlb_ballot {
     char *block;         /* the header, then the payload */
     char *space;         /* what comes */
     size_t size;         /* bytes of the payload */
-    size_t part;         /* of a row of it, where each rank gets one; 0: all get all */
+    size_t part;         /* of a row, if it has one for each rank, else 0 */
+    bool gathers;        /* a row is of one rank, and all get it; else for one rank */
     char *packed;        /* the header, then the rows that go out */
     int tag, round, partner, kind;
     int came; /* bytes of what came last */
@@ -252,14 +253,15 @@ dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
     return self;
 }
 
-int dlb_ballot_scatter(dlb_ballot *self) {
+int dlb_ballot_set_rows(dlb_ballot *self, size_t part, bool gathers) {
     self->packed = PyMem_RawMalloc(HEAD + self->size);
     if (self->packed == NULL) {
         PyErr_NoMemory();
         return -1;
     }
     memset(self->packed, 0, HEAD);
-    self->part = self->over == NULL ? 0 : self->size / (size_t)self->over->size;
+    self->part = part;
+    self->gathers = gathers;
     return 0;
 }
 
@@ -290,31 +292,57 @@ bool dlb_ballot_is_of(const dlb_ballot *self, DLDataType dtype, int32_t ndim,
     return self->known && memcmp(tensor, self->tensor, sizeof tensor) == 0;
 }
 
-/* ---- rows, of which each rank gets one ---- */
+/* ---- rows, one for each rank ---- */
 
 /* So many ranks as exceed a power of two have a partner that speaks for them. */
 static int power_of(const dlb_peers *over) {
     return 1 << (31 - __builtin_clz((unsigned)over->size));
 }
 
-/* Whether a row is for one of the ranks that `rank` speaks for after this round. */
+/* The bits in which a rank differs from the one that `row` belongs to, or from the one
+ * that speaks for it. */
+static int distance(const dlb_ballot *self, int row, int rank) {
+    int power = power_of(self->over);
+    return (row >= power ? row - power : row) ^ rank;
+}
+
+/* Whether a row that is scattered is for one of the ranks that `rank` speaks for after
+ * this round. */
 static bool is_on_side(const dlb_ballot *self, int row, int rank) {
-    int power = power_of(self->over), at = row >= power ? row - power : row;
     int bit = self->partner ^ self->over->rank;
-    return ((at ^ rank) & (2 * bit - 1)) == 0;
+    return (distance(self, row, rank) & (2 * bit - 1)) == 0;
+}
+
+/* Whether `rank` has gathered a row before this round. */
+static bool has_row(const dlb_ballot *self, int row, int rank) {
+    int bit = self->partner ^ self->over->rank;
+    return (distance(self, row, rank) & ~(bit - 1)) == 0;
 }
 
 static bool sends_row(const dlb_ballot *self, int row) {
-    if (self->kind & REPLACES)
-        return true;
-    return self->kind & RECEIVES ? is_on_side(self, row, self->partner)
-                                 : row == self->partner;
+    int rank = self->over->rank;
+    switch (self->kind) {
+    case RECEIVES | SENDS:
+        return self->gathers ? has_row(self, row, rank)
+                             : is_on_side(self, row, self->partner);
+    case SENDS: /* the answer to a rank that this one speaks for */
+        return self->gathers || row == self->partner;
+    default: /* such a rank */
+        return !self->gathers || row == rank;
+    }
 }
 
 static bool receives_row(const dlb_ballot *self, int row) {
-    if (self->kind & REPLACES)
-        return row == self->over->rank;
-    return self->kind & SENDS ? is_on_side(self, row, self->over->rank) : true;
+    int rank = self->over->rank;
+    switch (self->kind) {
+    case RECEIVES | SENDS:
+        return self->gathers ? has_row(self, row, self->partner)
+                             : is_on_side(self, row, rank);
+    case RECEIVES: /* from a rank that this one speaks for */
+        return !self->gathers || row == self->partner;
+    default: /* such a rank */
+        return self->gathers || row == rank;
+    }
 }
 
 /* Bytes of the payload that comes in this round. */
@@ -406,11 +434,11 @@ static int reduce(dlb_ballot *self, char *other, bool is_first) {
     return failed;
 }
 
-/* Whether the payload that came may be taken in: one that is reduced has the size of
- * one's own, and one that a single rank has is taken by ranks that have none. A reply,
+/* Whether the payload that came may be taken in: one that is reduced or gathered has the
+ * size of one's own, or of the rows of that round, and one that a single rank has is taken by ranks that have none. A reply,
  * which one's own ballot is part of, has that rank's payload in any case. */
 static bool sizes_agree(const dlb_ballot *self, size_t size, bool is_reply) {
-    if (combines(self))
+    if (combines(self) || self->gathers)
         return size == expected_size(self);
     if (!self->combine.takes)
         return size == 0;
@@ -443,13 +471,20 @@ static int agrees(const dlb_ballot *self, const char *block, size_t nbytes,
     return -1;
 }
 
+/* Take the rows that came in this round. */
+static int take_rows(dlb_ballot *self, const char *rows) {
+    for (int row = 0; row < self->over->size; row++)
+        if (receives_row(self, row)) {
+            memcpy(self->block + HEAD + self->part * (size_t)row, rows, self->part);
+            rows += self->part;
+        }
+    return 0;
+}
+
 /* Take a payload instead of one's own. */
 static int take_payload(dlb_ballot *self, const char *payload, size_t size) {
-    if (self->part > 0) {
-        memcpy(self->block + HEAD + self->part * (size_t)self->over->rank, payload,
-               size);
-        return 0;
-    }
+    if (self->part > 0)
+        return take_rows(self, payload);
     if (size != self->size) {
         char *made = PyMem_RawRealloc(self->block, HEAD + size);
         if (made == NULL) {
@@ -824,13 +859,13 @@ static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
                             PyObject *kwargs) {
     static char *names[] = {"peers",   "call",     "kind",   "payload",
                             "combine", "agreed",   "values", "takes",
-                            "follows", "scatters", NULL};
+                            "follows", "scatters", "gathers", NULL};
     PyObject *over, *kind, *combine = Py_None, *values = Py_None;
     Py_buffer call, payload;
-    int agreed = 1, takes = 0, follows = 0, scatters = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOppp:Ballot", names, &over,
+    int agreed = 1, takes = 0, follows = 0, scatters = 0, gathers = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOpppp:Ballot", names, &over,
                                      &call, &kind, &payload, &combine, &agreed, &values,
-                                     &takes, &follows, &scatters))
+                                     &takes, &follows, &scatters, &gathers))
         return NULL;
     dlb_ballot *made = make_ballot(over, &call, kind, &payload, combine, takes);
     if (made != NULL) {
@@ -839,7 +874,11 @@ static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
     }
     if (made != NULL && values != Py_None && add_values(made, values) < 0)
         Py_CLEAR(made);
-    if (made != NULL && scatters && dlb_ballot_scatter(made) < 0)
+    size_t part = 0; /* without peers it is one row */
+    if (made != NULL && made->over != NULL)
+        part = made->size / (size_t)made->over->size;
+    if (made != NULL && (scatters || gathers) &&
+        dlb_ballot_set_rows(made, part, gathers) < 0)
         Py_CLEAR(made);
     PyBuffer_Release(&call);
     PyBuffer_Release(&payload);
@@ -947,7 +986,8 @@ static PyGetSetDef ballot_fields[] = {
 PyTypeObject dlb_BallotType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlbridge._core._native.Ballot",
     .tp_doc = "Ballot(peers, call, kind, payload, combine=None, agreed=True, "
-              "values=None, takes=False, follows=False, scatters=False)\n--\n\n"
+              "values=None, takes=False, follows=False, scatters=False, "
+              "gathers=False)\n--\n\n"
               "What a rank says of its call, merged with what others say.",
     .tp_basicsize = sizeof(dlb_ballot),
     .tp_flags = Py_TPFLAGS_DEFAULT,

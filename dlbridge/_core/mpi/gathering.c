@@ -6,27 +6,33 @@
 #include <limits.h>
 #include <string.h>
 
-/* All rows are zeros but one's own, and "or" puts them together. */
-static void combine_bits(char **operands, const Py_ssize_t *count,
-                         const Py_ssize_t *Py_UNUSED(steps), void *Py_UNUSED(data)) {
-    char *restrict own = operands[2];
-    const char *restrict other = operands[operands[0] == own];
-    for (Py_ssize_t i = 0; i < *count; i++)
-        own[i] = (char)(own[i] | other[i]);
+/* Of an alltoall between two ranks: each gathers the row for the other one, and keeps
+ * its own row behind these. More ranks gather the whole tensors. */
+static bool swaps_rows(const dlb_peers *over, dlb_copy_kind kind) {
+    return kind == DLB_ALLTOALL && over->size == 2;
+}
+
+/* Bytes that each rank gives to all. */
+static size_t gathered_bytes(const dlb_peers *over, dlb_copy_kind kind, size_t nbytes) {
+    return swaps_rows(over, kind) ? nbytes / 2 : nbytes;
 }
 
 /* The ballot in which the ranks gather small tensors. */
-static dlb_ballot *gather(dlb_peers *over, const uint8_t call[16],
+static dlb_ballot *gather(dlb_peers *over, dlb_copy_kind kind, const uint8_t call[16],
                           const uint8_t tensor[16], const source *from) {
-    static const dlb_combine bits = {.loop = combine_bits, .itemsize = 1};
-    size_t size = from->nbytes * (size_t)over->size;
-    dlb_ballot *ballot = dlb_ballot_new(over, call, tensor, size, &bits);
+    bool swaps = swaps_rows(over, kind);
+    size_t part = gathered_bytes(over, kind, from->nbytes), rank = (size_t)over->rank;
+    size_t size = part * ((size_t)over->size + swaps);
+    dlb_ballot *ballot = dlb_ballot_new(over, call, tensor, size, NULL);
     if (ballot == NULL)
         return NULL;
-    char *payload = dlb_ballot_payload(ballot);
-    memset(payload, 0, size);
-    memcpy(payload + from->nbytes * (size_t)over->rank, dlb_source_data(from),
-           from->nbytes);
+    const char *data = dlb_source_data(from);
+    char *rows = dlb_ballot_payload(ballot);
+    memcpy(rows + part * rank, swaps ? data + part * (1 - rank) : data, part);
+    if (swaps)
+        memcpy(rows + 2 * part, data + part * rank, part);
+    if (dlb_ballot_set_rows(ballot, part, true) < 0)
+        Py_CLEAR(ballot);
     return ballot;
 }
 
@@ -37,12 +43,15 @@ static int settled_gather(call *self) {
 /* Of an alltoall: one's own row of each rank's tensor. */
 static int settled_rows(call *self) {
     const dlb_peers *over = dlb_ballot_over(self->ballot);
-    const char *all = dlb_ballot_payload(self->ballot);
-    char rows[DLB_COPIED_MOST];
-    size_t count = (size_t)over->size, part = self->nbytes / count;
+    char *all = dlb_ballot_payload(self->ballot), rows[DLB_GATHERED_MOST];
+    size_t count = (size_t)over->size, rank = (size_t)over->rank;
+    size_t part = self->nbytes / count;
+    if (swaps_rows(over, DLB_ALLTOALL)) {
+        memcpy(all + part * rank, all + 2 * part, part);
+        return dlb_finish_with(self, all);
+    }
     for (size_t i = 0; i < count; i++)
-        memcpy(rows + part * i, all + self->nbytes * i + part * (size_t)over->rank,
-               part);
+        memcpy(rows + part * i, all + self->nbytes * i + part * rank, part);
     return dlb_finish_with(self, rows);
 }
 
@@ -67,10 +76,11 @@ static int begin_gathering(call *self, const quick *of, dlb_peers *over,
     if (!gets_result)
         self->instead = Py_None;
     self->converter = Py_NewRef(from->converter);
-    bool is_small = from->nbytes * (size_t)over->size <= DLB_COPIED_MOST;
+    size_t gathered = gathered_bytes(over, kind, from->nbytes) * (size_t)over->size;
+    bool is_small = gathered <= DLB_GATHERED_MOST;
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
-    self->ballot = is_small ? gather(over, digest, tensor, from)
+    self->ballot = is_small ? gather(over, kind, digest, tensor, from)
                             : dlb_ballot_new(over, digest, tensor, 0, NULL);
     self->settled = !is_small ? dlb_settled_copy
                     : by_rows ? settled_rows

@@ -83,12 +83,13 @@ enum {
      * MPI's, sends less in total. */
     DLB_FEW_RANKS = 4,
     DLB_MANY_RANKS_MOST = 256 * 1024,
-    /* Bytes of an allgather or alltoall, of all ranks together, or of a bcast, that
-     * travel with the ballot: messages of their own are faster with more. */
+    /* Bytes of a bcast that travel with the ballot: messages of their own are faster
+     * with more. */
     DLB_COPIED_MOST = 4 * 1024,
-    /* Bytes of a reduce_scatter that travel with the ballot: each rank sends half of
-     * what it has in a round. */
+    /* The same, of a reduce_scatter, and of all rows that are gathered: in a round, a
+     * rank sends half of them or fewer. */
     DLB_ROWS_MOST = 8 * 1024,
+    DLB_GATHERED_MOST = DLB_BALLOT_MOST,
     DLB_MESSAGE_MOST = 8 * 1024, /* bytes of a tensor that travel with its message */
 };
 
@@ -129,9 +130,11 @@ void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
 dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
                            const uint8_t *tensor, size_t size,
                            const dlb_combine *combine);
-/* Have each rank get one row of the payload, which has one for each rank; the other
- * rows are undefined afterwards. -1 with a MemoryError. */
-int dlb_ballot_scatter(dlb_ballot *ballot);
+/* Let the payload begin with a row of `part` bytes for each rank. Either each rank gets
+ * its own row, reduced, and the other rows are undefined afterwards; or each rank has
+ * written its own, and all are gathered. What follows the rows is not sent. -1 with a
+ * MemoryError. */
+int dlb_ballot_set_rows(dlb_ballot *ballot, size_t part, bool gathers);
 char *dlb_ballot_payload(dlb_ballot *ballot);
 size_t dlb_ballot_size(const dlb_ballot *ballot);
 bool dlb_ballot_agreed(const dlb_ballot *ballot);

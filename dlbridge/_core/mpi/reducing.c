@@ -75,7 +75,8 @@ static int begin_with(call *self, const quick *of, dlb_peers *over, PyObject *ho
     if (follows)
         return add_what_follows(self, over, loop, from) < 0 ? -1 : 1;
     memcpy(dlb_ballot_payload(self->ballot), dlb_source_data(from), from->nbytes);
-    return less && dlb_ballot_scatter(self->ballot) < 0 ? -1 : 1;
+    size_t part = from->nbytes / (size_t)over->size;
+    return less && dlb_ballot_set_rows(self->ballot, part, false) < 0 ? -1 : 1;
 }
 
 /* `key`, a reference or NULL: by which the reduction is known. */
