@@ -410,7 +410,7 @@ def imports_leak_nothing(peer: ConsumerCase) -> None:
         peer.from_dlpack(block)
 
     peer.take(block)
-    each = growth(work, 200)
+    each = growth(work, 400)
     need(each < 24, f"each import leaves {each:.0f} bytes")
 
 
