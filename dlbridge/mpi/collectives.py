@@ -549,11 +549,11 @@ def _gather(
 ) -> Steps:
     """Gather small tensors with the agreement."""
     assert call.source is not None
-    assert call.kind is not None
     own = np.asarray(raw_bytes(call.source.tensor))
     rows = yield from _gather_rows(call, over, state, own, operation)
     if not gets_result:
         return None
+    assert call.kind is not None
     target = call.receive(call.kind)
     np.asarray(raw_bytes(target))[:] = rows.reshape(-1)
     return call.finish(target)

@@ -434,9 +434,10 @@ static int reduce(dlb_ballot *self, char *other, bool is_first) {
     return failed;
 }
 
-/* Whether the payload that came may be taken in: one that is reduced or gathered has the
- * size of one's own, or of the rows of that round, and one that a single rank has is taken by ranks that have none. A reply,
- * which one's own ballot is part of, has that rank's payload in any case. */
+/* Whether the payload that came may be taken in: one that is reduced or gathered has
+ * the size of one's own, or of the rows of that round, and one that a single rank has
+ * is taken by ranks that have none. A reply, which one's own ballot is part of, has
+ * that rank's payload in any case. */
 static bool sizes_agree(const dlb_ballot *self, size_t size, bool is_reply) {
     if (combines(self) || self->gathers)
         return size == expected_size(self);
@@ -857,15 +858,15 @@ static dlb_ballot *make_ballot(PyObject *over, const Py_buffer *call, PyObject *
 
 static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
                             PyObject *kwargs) {
-    static char *names[] = {"peers",   "call",     "kind",   "payload",
-                            "combine", "agreed",   "values", "takes",
+    static char *names[] = {"peers",   "call",     "kind",    "payload",
+                            "combine", "agreed",   "values",  "takes",
                             "follows", "scatters", "gathers", NULL};
     PyObject *over, *kind, *combine = Py_None, *values = Py_None;
     Py_buffer call, payload;
     int agreed = 1, takes = 0, follows = 0, scatters = 0, gathers = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOpppp:Ballot", names, &over,
-                                     &call, &kind, &payload, &combine, &agreed, &values,
-                                     &takes, &follows, &scatters, &gathers))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Oy*Oy*|OpOpppp:Ballot", names,
+                                     &over, &call, &kind, &payload, &combine, &agreed,
+                                     &values, &takes, &follows, &scatters, &gathers))
         return NULL;
     dlb_ballot *made = make_ballot(over, &call, kind, &payload, combine, takes);
     if (made != NULL) {

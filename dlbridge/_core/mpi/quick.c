@@ -128,12 +128,10 @@ int dlb_mpi_start(PyObject *module) {
     static const struct {
         const char *name;
         long nbytes;
-    } sizes[] = {{"BALLOT_MOST", DLB_BALLOT_MOST},
-                 {"REDUCED_MOST", DLB_REDUCED_MOST},
-                 {"COPIED_MOST", DLB_COPIED_MOST},
-                 {"ROWS_MOST", DLB_ROWS_MOST},
-                 {"GATHERED_MOST", DLB_GATHERED_MOST},
-                 {"MESSAGE_MOST", DLB_MESSAGE_MOST}};
+    } sizes[] = {
+        {"BALLOT_MOST", DLB_BALLOT_MOST},     {"REDUCED_MOST", DLB_REDUCED_MOST},
+        {"COPIED_MOST", DLB_COPIED_MOST},     {"ROWS_MOST", DLB_ROWS_MOST},
+        {"GATHERED_MOST", DLB_GATHERED_MOST}, {"MESSAGE_MOST", DLB_MESSAGE_MOST}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (PyModule_AddIntConstant(module, sizes[i].name, sizes[i].nbytes) < 0)
             return -1;
