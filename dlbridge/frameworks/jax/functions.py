@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from dlbridge import registry
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
+from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import describe
 from dlbridge.frameworks.models import is_moving
 from dlbridge.kernels.gradients import Automatic, Derivable
@@ -90,21 +91,40 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
     """Return the function for JAX; see `dlbridge.bridge`."""
     calls: dict[Any, _Call] = {}
     lock = registry.lock()
+    parts = tuple(module.parameters), tuple(module.buffers)
+    array_type = adapter.adapter("jax").array_type()
 
-    def function(params: Any, /, *args: Any, rng: Any = None, **kwargs: Any) -> Any:
+    def find(params: Any, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
+        """Return what a call does, and its operands, after checks."""
         own = _tensors_of(module, params)
         leaves, structure = jax.tree.flatten((args, kwargs))
         leaves = [jnp.asarray(each) if _is_array(each) else each for each in leaves]
-        given = [each for each in leaves if _is_array(each)]
-        operands = [*own, *given]
-        forms = tuple((tuple(each.shape), as_dtype(each.dtype)) for each in operands)
+        operands = [*own, *[each for each in leaves if _is_array(each)]]
         static = tuple(None if _is_array(each) else (type(each), each) for each in leaves)
-        key = structure, forms, _hashable(module, static)
+        shapes = _shapes(operands)
+        key = structure, shapes, _hashable(module, static)
         with lock:
             call = calls.get(key)
             if call is None:
                 rebuild = partial(_rebuild, structure, _without_arrays(leaves))
+                forms = [(shape, as_dtype(dtype)) for shape, dtype in shapes]
                 call = calls[key] = _make_call(module, forms, rebuild, is_batched)
+        return call, operands
+
+    def find_again(params: Any, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
+        """Return the same for a call with arrays of JAX alone, of a form that was found before."""
+        operands = _arrays_of(parts, params)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        if operands is not None:
+            operands += leaves
+            if not set(map(type, operands)) - {array_type}:
+                call = calls.get((structure, _shapes(operands), (None,) * len(leaves)))
+                if call is not None:
+                    return call, operands
+        return find(params, args, kwargs)
+
+    def function(params: Any, /, *args: Any, rng: Any = None, **kwargs: Any) -> Any:
+        call, operands = find_again(params, args, kwargs)
         _check_call(module, call, mutable, rng)
         packed = call.operands.pack(operands, jnp.concatenate)
         if call.traced.is_random:
@@ -124,6 +144,24 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
 
 
 _ARRAY = object()  # stands for one
+
+
+def _shapes(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([(each.shape, each.dtype) for each in arrays])
+
+
+def _arrays_of(parts: tuple[tuple[str, ...], ...], params: Any) -> list[Any] | None:
+    """Return the leaves of `params` that have these names; None if it has others."""
+    try:
+        found = []
+        for part, names in zip(("params", "buffers"), parts, strict=True):
+            tree = params[part]
+            if len(tree) != len(names):
+                return None
+            found += [tree[name] for name in names]
+    except not_from_handler(TypeError, KeyError):
+        return None
+    return found
 
 
 def _without_arrays(leaves: Sequence[Any]) -> list[Any]:
@@ -296,6 +334,7 @@ class Packing:
     def __init__(self, forms: Sequence[Form], groups: list[list[int]]) -> None:
         self.forms = list(forms)
         self.groups = groups
+        self._is_plain = groups == [[place] for place in range(len(self.forms))]
 
     @classmethod
     def within(cls, forms: Sequence[Form], room: int) -> Packing:
@@ -340,6 +379,8 @@ class Packing:
 
     def pack(self, tensors: Sequence[Any], join: Callable[[Any], Any]) -> list[Any]:
         """Return one tensor for each group; `join` concatenates along the last axis."""
+        if self._is_plain:
+            return list(tensors)
         return [
             tensors[group[0]]
             if len(group) == 1
@@ -358,6 +399,8 @@ class Packing:
 
     def unpack(self, packed: Sequence[Any]) -> list[Any]:
         """Return the tensors in order; batch axes stay in front."""
+        if self._is_plain:
+            return list(packed[: len(self.forms)])
         found: list[Any] = [None] * len(self.forms)
         for group, tensor in zip(self.groups, packed, strict=False):
             if len(group) == 1:

@@ -8,7 +8,7 @@ for each signature, on fake tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,6 +52,8 @@ class Traced(NamedTuple):
 
     def returned(self, tensors: Sequence[Any]) -> Any:
         """Return the result of the module, with these tensors in it."""
+        if isinstance(self.outcome, torch.Tensor):
+            return tensors[0]
         return trees.with_tensors(self.outcome, tensors)
 
 
@@ -86,6 +88,7 @@ class Module:
             for name, tensor in owner.items()
             if tensor is not None
         ]
+        self._own = [(owner, name, owner[name]) for owner, name, _ in self._slots]
         self._lock = registry.lock()
 
     def _check(self, tensors: Sequence[Any]) -> None:
@@ -118,7 +121,7 @@ class Module:
                 torch.empty(shape, dtype=dtype.to("torch"), device=self.platforms[0])
                 for shape, dtype in forms
             ]
-            operands[: self.count] = self._cast(operands)
+            operands[: self.count] = _cast(operands[: self.count], self._dtypes)
             try:
                 with _Watch() as watch:
                     outcome = self._call(operands, rebuild)
@@ -140,29 +143,33 @@ class Module:
     def function(self, rebuild: Rebuild, traced: Traced, taken: Any, made: Any) -> Derived:
         """Return the function of one signature, which takes packed tensors, then the seed."""
         dtypes = [dtype.to("torch") for _, dtype in made.forms]
+        casts = [
+            (place, own)
+            for place, ((_, dtype), own) in enumerate(zip(taken.forms, self._dtypes, strict=False))
+            if dtype.to("torch") is not own
+        ]
+        buffers = range(len(self.parameters), self.count)
+        written = sorted(traced.written)
+        updated = [place for place in written if self.is_buffer(place)]
 
         def run(*packed: Any) -> Any:
-            seed = packed[-1] if traced.is_random else None
-            found = self._run(taken.unpack(packed), rebuild, traced, seed)
+            operands = taken.unpack(packed)
+            for place, dtype in casts:
+                operands[place] = operands[place].to(dtype)
+            for place in buffers:  # all floating operands of a kernel are differentiated
+                operands[place] = operands[place].detach()
+            for place in written:
+                operands[place] = operands[place].clone()
+            if traced.is_random:
+                with _seeded(int(packed[-1])):
+                    outcome = self._call(operands, rebuild)
+            else:
+                outcome = self._call(operands, rebuild)
+            found = [*leaves_of(outcome), *[operands[place] for place in updated]]
             return made.outcome(_cast(found, dtypes), _join)
 
         count = len(taken.groups) + traced.is_random
         return Derived(run, count, taken.moving_groups(), made.moving_groups())
-
-    def _run(
-        self, operands: Sequence[Any], rebuild: Rebuild, traced: Traced, seed: Any
-    ) -> list[Any]:
-        """Return the tensors that the module returns, and those of its buffers that it changed."""
-        own = list(operands)
-        own[: self.count] = self._cast(own)
-        for place in range(len(self.parameters), self.count):
-            own[place] = own[place].detach()  # all floating operands of a kernel are differentiated
-        for place in traced.written:
-            own[place] = own[place].clone()
-        with _seeded(int(seed)) if traced.is_random else nullcontext():
-            outcome = self._call(own, rebuild)
-        updated = [own[place] for place in sorted(traced.written) if self.is_buffer(place)]
-        return [*leaves_of(outcome), *updated]
 
     def is_buffer(self, place: int) -> bool:
         """Return whether the operand at `place` is a buffer."""
@@ -177,21 +184,16 @@ class Module:
         )
         return mapped
 
-    def _cast(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the module's tensors in its own dtypes, where the caller has narrower ones."""
-        return _cast(operands[: self.count], self._dtypes)
-
     def _call(self, operands: Sequence[Any], rebuild: Rebuild) -> Any:
         args, kwargs = rebuild(operands[self.count :])
         with self._lock:
-            before = [owner[name] for owner, name, _ in self._slots]
             attributes = [vars(part).copy() for part in self._parts]  # an LSTM keeps its weights
             try:
                 for owner, name, place in self._slots:
                     owner[name] = operands[place]
                 return self.copy(*args, **kwargs)
             finally:
-                for (owner, name, _), tensor in zip(self._slots, before, strict=True):
+                for owner, name, tensor in self._own:
                     owner[name] = tensor
                 for part, kept in zip(self._parts, attributes, strict=True):
                     object.__setattr__(part, "__dict__", kept)
