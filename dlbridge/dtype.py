@@ -170,7 +170,7 @@ _TENSORFLOW: dict[int, str] = {
 TENSORFLOW_NUMBERS = {name: number for number, name in _TENSORFLOW.items()}
 
 _interned: dict[tuple[int, int, int], DType] = {}
-_converted: dict[tuple[type, object], DType] = {}
+converted: dict[tuple[type, object], DType] = {}  # by as_dtype; the core looks here first
 _exported: dict[tuple[DType, str], Any] = {}
 
 
@@ -390,13 +390,13 @@ def as_dtype(x: object) -> DType:
         return make_dtype(*_read(x))
     key = (type(x), x)
     try:
-        found = _converted.get(key)
+        found = converted.get(key)
     except not_from_handler(TypeError):  # not hashable
         return make_dtype(*_read(x))
     if found is None:
         found = make_dtype(*_read(x))
         if isinstance(x, str) or not hasattr(type(x), "__dlpack_data_type__"):
-            _converted[key] = found  # the others may be new objects each time
+            converted[key] = found  # the others may be new objects each time
     return found
 
 

@@ -326,6 +326,7 @@ def set_kernel_hooks(
     memory_error: type[Exception] = ...,
     dtype: type = ...,
     find: Callable[[str], None] = ...,
+    dtypes: dict[tuple[type, object], Any] = ...,
 ) -> None:
     """Connect dlbridge.kernels. `explain(name, schema, tensors, scalars, index, reason,
     other, count, place)` returns the exception for tensor `index` (inputs, then results; each None

@@ -13,7 +13,7 @@ from weakref import ref
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.calls import with_advice
-from dlbridge.dtype import DType
+from dlbridge.dtype import DType, converted
 from dlbridge.errors import AllocationError, ArgumentError, KernelError, UnsupportedTypeError
 from dlbridge.kernels import binding, debugging
 from dlbridge.kernels.counted import SUFFIX, Counted, places_of
@@ -481,6 +481,7 @@ native.set_kernel_hooks(
     kernel_error=KernelError,
     memory_error=AllocationError,
     dtype=DType,
+    dtypes=converted,
 )
 native.seal_kernel_type(Kernel)
 debugging.read_environment()

@@ -7,7 +7,7 @@ import importlib
 import os
 import subprocess
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +90,21 @@ def jax(framework: Any) -> Any:
 @pytest.fixture
 def jnp(jax: Any) -> Any:
     return jax.numpy
+
+
+@pytest.fixture
+def slow_calls(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
+    """Return the list of the calls that C declines while the test runs."""
+    if getattr(request.node, "callspec", None) is None or "torch" in request.node.name:
+        request.getfixturevalue("proved_torch")
+    binding = importlib.import_module("dlbridge.kernels.binding")
+    native = importlib.import_module("dlbridge._core").native
+    calls: list[Any] = []
+
+    def slow_call(kernel: Any, framework: str | None, args: Any, kwargs: Any) -> Any:
+        calls.append(framework)
+        return binding.slow_call(kernel, framework, args, kwargs)
+
+    native.set_kernel_hooks(slow_call=slow_call)
+    yield calls
+    native.set_kernel_hooks(slow_call=binding.slow_call)

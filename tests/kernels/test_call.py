@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,22 +25,6 @@ from dlbridge.kernels import binding
 from dlbridge.kernels.schema import Schema
 
 FRAMEWORKS = ("numpy", "torch", "dlbridge")
-
-
-@pytest.fixture
-def slow_calls(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    """Return the list of the calls that C declines while the test runs."""
-    if getattr(request.node, "callspec", None) is None or "torch" in request.node.name:
-        request.getfixturevalue("proved_torch")
-    calls: list[Any] = []
-
-    def slow_call(kernel: Any, framework: str | None, args: Any, kwargs: Any) -> Any:
-        calls.append(framework)
-        return binding.slow_call(kernel, framework, args, kwargs)
-
-    native.set_kernel_hooks(slow_call=slow_call)
-    yield calls
-    native.set_kernel_hooks(slow_call=binding.slow_call)
 
 
 @pytest.fixture

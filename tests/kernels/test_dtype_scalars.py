@@ -176,6 +176,41 @@ def test_what_is_no_dtype_is_refused(cast: Any, value: Any, got: str) -> None:
         cast(np.zeros(2, "f4"), to=value)
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_calls_with_a_dtype_that_was_seen_before_are_made_in_c(
+    cast: Any, name: str, framework: Any, slow_calls: list[Any]
+) -> None:
+    """Whatever stands for it; what is none is refused each time alike."""
+    given = ["f64", "float64", np.float64, np.dtype("f8"), F64, float]
+    if name == "torch":
+        given.append(framework("torch").float64)
+    x = dlbridge.convert(np.ones(2, "f4"), name)
+    for to in given:
+        first = cast(x, to=to)
+        slow_calls.clear()
+        again = cast(x, to=to)
+        assert slow_calls == []
+        assert type(again) is type(x)
+        assert DType(first.dtype) is DType(again.dtype) is F64
+        assert again.tolist() == [1, 1]
+    for wrong in ("f65", [], {}, (2, 64.0), 1, True, np.ones(1)):
+        for _ in range(2):
+            with pytest.raises((UnsupportedTypeError, ArgumentError), match="argument 'to'"):
+                cast(x, to=wrong)
+
+
+class Hashing:
+    """Stands for no dtype, and its hash is interrupted."""
+
+    def __hash__(self) -> int:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_reaches_the_caller(cast: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        cast(np.ones(2, "f4"), to=Hashing())
+
+
 def test_the_kernel_itself_refuses_a_dtype_that_it_does_not_know(cast: Any) -> None:
     with pytest.raises(KernelError, match="no cast to code 4, 16 bits, 1 lanes"):
         cast(np.zeros(2, "f4"), to=dlbridge.DType("bfloat16"))

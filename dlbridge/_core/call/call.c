@@ -304,8 +304,30 @@ static int place_keywords(const dlb_call_plan *plan, PyObject *const *args,
     return 0;
 }
 
+/* What stands for a dtype, as a framework's own or its name, into the DType, borrowed,
+ * once Python has taken it for one. Declined: it has not. -1: an interrupt. */
+static int find_dtype(PyObject **value) {
+    if ((PyObject *)Py_TYPE(*value) == dlb_hooks.dtype || *value == Py_None)
+        return 0;
+    PyObject *key = dlb_hooks.dtypes == NULL || PyTuple_Check(*value)
+                        ? NULL
+                        : PyTuple_Pack(2, (PyObject *)Py_TYPE(*value), *value);
+    PyObject *found =
+        key == NULL ? NULL : PyDict_GetItemWithError(dlb_hooks.dtypes, key);
+    Py_XDECREF(key);
+    if (found == NULL) /* maybe because it has no hash */
+        return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
+    *value = found; /* the dict keeps it for good */
+    return 0;
+}
+
 static int take_scalar(const dlb_kernel *kernel, dlb_call *call, int index,
                        PyObject *value) {
+    if (kernel->signature->scalars[index].is_dtype) {
+        int found = find_dtype(&value);
+        if (found != 0)
+            return found;
+    }
     int status = dlb_parse_scalar(value, &kernel->signature->scalars[index],
                                   &call->frame, &call->frame.scalars[index]);
     if (status >= 0)
@@ -343,10 +365,13 @@ static int sort_arguments(const dlb_kernel *kernel, const dlb_call_plan *plan,
         PyObject *value = values[i] ? values[i] : taken->fallback;
         if (value == NULL)
             return DLB_DECLINED;
+        int status = 0;
         if (taken->is_tensor)
             tensors[taken->index] = value;
-        else if (take_scalar(kernel, call, taken->index, value) != 0)
-            return DLB_DECLINED;
+        else
+            status = take_scalar(kernel, call, taken->index, value);
+        if (status != 0)
+            return status;
     }
     return 0;
 }

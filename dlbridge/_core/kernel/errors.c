@@ -348,19 +348,20 @@ static void ask_for_kernel(const char *name, size_t length) {
 
 PyObject *dlb_set_kernel_hooks(PyObject *Py_UNUSED(module), PyObject *args,
                                PyObject *kwargs) {
-    static char *names[] = {"explain",     "slow_call",    "type_error",
-                            "value_error", "kernel_error", "memory_error",
-                            "dtype",       "find",         NULL};
-    PyObject **targets[] = {&dlb_hooks.explain,      &dlb_hooks.slow_call,
-                            &dlb_hooks.type_error,   &dlb_hooks.value_error,
-                            &dlb_hooks.kernel_error, &dlb_hooks.memory_error,
-                            &dlb_hooks.dtype,        &dlb_hooks.find};
-    PyObject *values[8] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOO:set_kernel_hooks", names,
-                                     &values[0], &values[1], &values[2], &values[3],
-                                     &values[4], &values[5], &values[6], &values[7]))
+    static char *names[] = {
+        "explain",      "slow_call", "type_error", "value_error", "kernel_error",
+        "memory_error", "dtype",     "find",       "dtypes",      NULL};
+    PyObject **targets[] = {
+        &dlb_hooks.explain,     &dlb_hooks.slow_call,    &dlb_hooks.type_error,
+        &dlb_hooks.value_error, &dlb_hooks.kernel_error, &dlb_hooks.memory_error,
+        &dlb_hooks.dtype,       &dlb_hooks.find,         &dlb_hooks.dtypes};
+    PyObject *values[9] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOOOOOOO:set_kernel_hooks",
+                                     names, &values[0], &values[1], &values[2],
+                                     &values[3], &values[4], &values[5], &values[6],
+                                     &values[7], &values[8]))
         return NULL;
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 9; i++)
         if (values[i] != NULL)
             Py_XSETREF(*targets[i], Py_NewRef(values[i]));
     dlb_ask_for_kernel = ask_for_kernel;
