@@ -477,7 +477,8 @@ typedef struct {
     PyObject *explain, *slow_call, *find;
     PyObject *type_error, *value_error, *kernel_error, *memory_error; /* classes */
     PyObject *dtype;                                                  /* the class */
-    PyObject *dtypes; /* dict: (type(x), x) -> DType, of what was taken for one before */
+    PyObject
+        *dtypes; /* dict: (type(x), x) -> DType, of what was taken for one before */
 } dlb_kernel_hooks;
 extern dlb_kernel_hooks dlb_hooks;
 
