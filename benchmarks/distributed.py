@@ -8,8 +8,10 @@ both sides of a call have to make it.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -35,8 +37,10 @@ TREES: dict[str, list[tuple[int, ...]]] = {  # shapes of float32
         *(shape for c in (64, 128, 256, 512) for shape in [(c, c // 2, 3, 3), (c,), (c,)] * 4),
         *((1000, 512), (1000,)),
     ],
+    "60, 31 MiB": [(256, 256), (256,), (1024, 256), (1024,), (256, 1024), (256,)] * 10,
     "1,000 of 256 B": [(64,)] * 1000,
 }
+TREE_CALLS = ("allreduce", "bcast", "gather")
 
 
 class Effort(NamedTuple):
@@ -83,8 +87,13 @@ def run(*, quick: bool = False) -> dict[str, Any]:
         *_bars_of_jax(rows),
         *_bars_of_many(rows),
         *[
-            Bar(f"allreduce of a tree, {name}, {way}", us[way] / us["flat"], 1.1, "x a flat one")
-            for name, us in trees.items()
+            Bar(
+                f"{row['call']} of a tree, {row['tensors']}, {row['framework']}, {way}",
+                row["us"][way] / row["us"]["flat"],
+                1.1,
+                "x a flat one",
+            )
+            for row in trees
             for way in ("tree", "parts")
         ],
         Bar(f"{hops.RANKS} ranks, a hop, median", hop["median"], 300, "us"),
@@ -129,15 +138,16 @@ def _show_calls(rows: list[dict[str, Any]]) -> None:
     print()
 
 
-def _show_trees(trees: dict[str, dict[str, float]]) -> None:
-    print("allreduce of a list of tensors of NumPy, and of as many bytes in one\n")
-    ways = {"tree": "the list", "parts": "of parts of the one", "in place": "out=, in place"}
-    lines = [
-        [name, f"{us['flat']:,.0f}"]
-        + [f"{us[way]:,.0f} ({us[way] / us['flat']:.2f} x)" for way in ways]
-        for name, us in trees.items()
-    ]
-    print(render(["tensors", "one", *ways.values()], lines))
+def _show_trees(trees: list[dict[str, Any]]) -> None:
+    print("A list of tensors, and as many bytes in one; each call with a barrier behind it\n")
+    ways = {"tree": "the list", "parts": "parts of the one", "out": "out="}
+    lines = []
+    for row in trees:
+        us = row["us"]
+        cells = [f"{us[way]:,.0f} ({us[way] / us['flat']:.2f} x)" for way in ways]
+        flat = f"{us['flat']:,.0f}"
+        lines.append([row["call"], row["tensors"], row["framework"], flat, *cells])
+    print(render(["call", "tensors", "framework", "one", *ways.values()], lines))
     print()
 
 
@@ -259,10 +269,14 @@ def main() -> None:
     rows.append({"call": "ibarrier", "size": "", "us": measure(world, begun, effort)})
     us = measure(world, many(), effort._replace(batches=3))
     rows.append({"call": "waitall", "size": f"{MANY:,} x 8 B", "us": us})
-    trees = {
-        name: measure(world, tree(shapes), effort._replace(batches=max(3, effort.batches // 8)))
-        for name, shapes in TREES.items()
-    }
+    trees = []
+    for call in TREE_CALLS:
+        for name, shapes in TREES.items():
+            for framework in ("numpy", "torch"):
+                if (by_way := tree(call, framework, shapes)) is not None:
+                    few = effort._replace(batches=max(3, effort.batches // 8))
+                    row = {"call": call, "tensors": name, "framework": framework}
+                    trees.append({**row, "us": measure(world, by_way, few)})
     if world.rank == 0:
         print(MPI.Get_library_version().split("\n")[0].strip("\0"))
         print(json.dumps([rows, trees]))
@@ -426,24 +440,39 @@ def copies(nbytes: int) -> dict[str, dict[str, Callable[[], object]]]:
     return made
 
 
-def tree(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], object]]:
-    """Return an allreduce of tensors of these shapes, and one of as many elements.
+def tree(
+    call: str, framework: str, shapes: list[tuple[int, ...]]
+) -> dict[str, Callable[[], object]] | None:
+    """Return a call with tensors of these shapes, and one with as many elements in one tensor.
 
-    "parts" are tensors in the memory of that one: what others cost more is their own memory.
+    "parts" are tensors in the memory of that one: what others cost more is their own memory. None:
+    the framework is not installed. Each call has a barrier behind it: the root of a bcast, and the
+    other ranks of a gather, do not wait for what they send.
     """
     from dlbridge import mpi
 
-    tensors = [np.ones(shape, np.float32) for shape in shapes]
-    flat = np.ones(sum(each.size for each in tensors), np.float32)
-    ends = np.cumsum([each.size for each in tensors])
-    parts = [
-        part.reshape(x.shape) for part, x in zip(np.split(flat, ends[:-1]), tensors, strict=True)
-    ]
+    if importlib.util.find_spec(framework) is None:
+        return None
+    library: Any = importlib.import_module(framework)
+
+    def ones(shape: tuple[int, ...]) -> Any:
+        return library.ones(shape, dtype=library.float32)
+
+    def run(x: Any, out: Any = None) -> None:
+        getattr(mpi, call)(x, out=out)
+        mpi.barrier()
+
+    tensors = [ones(shape) for shape in shapes]
+    flat, start, parts = ones((sum(math.prod(shape) for shape in shapes),)), 0, []
+    for shape in shapes:
+        parts.append(flat[start : start + math.prod(shape)].reshape(shape))
+        start += math.prod(shape)
+    rows = (mpi.size(),) if call == "gather" else ()
     return {
-        "flat": partial(mpi.allreduce, flat),
-        "tree": partial(mpi.allreduce, tensors),
-        "parts": partial(mpi.allreduce, parts),
-        "in place": partial(mpi.allreduce, tensors, "max", out=tensors),
+        "flat": partial(run, flat),
+        "tree": partial(run, tensors),
+        "parts": partial(run, parts),
+        "out": partial(run, tensors, [ones((*rows, *shape)) for shape in shapes]),
     }
 
 

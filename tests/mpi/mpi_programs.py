@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -785,6 +786,7 @@ def trees_by_c() -> None:
         for k, y in enumerate(mpi.allreduce(mine)):
             check(y, (x + k) * size)
     copies_of_trees_by_c(make)
+    ordered_dicts_by_c()
     bad = {**make(rank), "plain": make(rank)["plain"]}
     if rank == size - 1:
         bad["other"] = bad["other"][:-1]
@@ -892,6 +894,46 @@ def copies_of_trees_by_c(make: Any) -> None:
                 check(y, mpi.bcast(source, size - 1))
     refused(DLBridgeError, "writable", mpi.bcast, [x, x + 1], out=[x.copy(), frozen])
     check(mpi.bcast(x, 0), np.arange(3.0))
+
+
+def ordered_dicts_by_c() -> None:
+    """An OrderedDict keeps its order and attributes, and what differs in them is Python's."""
+    rank, size = mpi.rank(), mpi.size()
+
+    def make() -> Any:
+        made: Any = OrderedDict(a=np.arange(2.0) + rank, b=[np.ones(3)], c=4)
+        made.move_to_end("a")
+        made.more = {"x": np.full(2, rank + 1.0), "note": "hi"}
+        return made
+
+    mpi.allreduce(make())
+    tree, got = make(), QUICK.allreduce(make(), "sum", None)
+    assert type(got) is OrderedDict
+    assert list(got) == list(tree) == ["b", "c", "a"]
+    check(got["a"], mpi.allreduce(tree["a"]))
+    check(got.more["x"], mpi.allreduce(tree.more["x"]))
+    assert (got["c"], got.more["note"], got.more is tree.more) == (4, "hi", False)
+    assert QUICK.allreduce(tree, "max", tree) is False
+    mpi.allreduce(tree, "max")
+    assert QUICK.allreduce(tree, "max", tree) is tree
+    assert tree.more["x"].tolist() == [size, size]
+    for change in ("order", "attribute", "none", "key", "class"):
+        other = make()
+        if change == "order":
+            other.move_to_end("a", last=False)
+        elif change == "attribute":
+            other.again = np.ones(1)
+        elif change == "none":
+            del other.more
+        elif change == "key":
+            other["d"] = other.pop("a")
+        else:
+            other = dict(other)
+        assert QUICK.allreduce(other, "sum", None) is False, change
+        again = mpi.allreduce(other)
+        assert list(again) == list(other)
+        for (_, x), (_, y) in zip(tensors_of(again), tensors_of(other), strict=True):
+            check(x, mpi.allreduce(y))
 
 
 class Labelled(np.ndarray[Any, Any]):
@@ -3112,6 +3154,14 @@ def trees_of_frameworks() -> None:
     assert all(type(x) is kind for x in total.values())
     assert all((np.asarray(x) == sum(range(1, size + 1))).all() for x in total.values())
     model.load_state_dict(mpi.bcast(model.state_dict(), size - 1))
+    state = mpi.allreduce(model.state_dict())
+    by_c = QUICK.allreduce(model.state_dict(), "sum", None)  # its metadata included
+    assert type(by_c) is type(state) is OrderedDict
+    assert list(by_c) == list(state) == list(shapes)
+    assert by_c._metadata == state._metadata == model.state_dict()._metadata
+    assert all(torch.equal(x, y) for x, y in zip(by_c.values(), state.values(), strict=True))
+    mine = model.state_dict()
+    assert QUICK.bcast(mine, size - 1, "torch", mine) is mine  # in the parameters themselves
     assert all((x == size).all() for x in model.state_dict().values())
     (mpi.allreduce(model.state_dict()["0.weight"])).sum()
     model(torch.ones(5, 3) * (rank + 1)).sum().backward()

@@ -40,9 +40,10 @@ typedef struct {
     const dlb_combine *how; /* NULL: they are copied */
 } leaf_group;
 
-typedef enum { DICT, KEY, LIST, TUPLE, LEAF, PLAIN } token_kind;
+typedef enum { DICT, ORDERED_DICT, KEY, LIST, TUPLE, LEAF, PLAIN } token_kind;
 
-/* A node of a tree, then those in it. */
+/* A node of a tree, then those in it; after the items of an OrderedDict, such as a
+ * state dict of torch, its attributes, as a dict. */
 typedef struct {
     token_kind kind;
     Py_ssize_t number;    /* of what is in it, or of the value */
@@ -239,6 +240,34 @@ static int record_dict(recorder *by, PyObject *node) {
     return done;
 }
 
+/* In the order of its keys, which is not that of PyDict_Next. */
+static int record_ordered_dict(recorder *by, PyObject *node) {
+    PyObject *keys = PyObject_GetIter(node), *key;
+    if (keys == NULL)
+        return -1;
+    int done =
+        add_token(by, ORDERED_DICT, PyDict_GET_SIZE(node), NULL) == NULL ? -1 : 1;
+    while (done > 0 && (key = PyIter_Next(keys)) != NULL) {
+        PyObject *value = PyObject_GetItem(node, key);
+        if (value == NULL)
+            done = -1;
+        else if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key))
+            done = 0;
+        else
+            done = add_token(by, KEY, 0, key) == NULL ? -1 : record(by, value);
+        Py_XDECREF(value);
+        Py_DECREF(key);
+    }
+    Py_DECREF(keys);
+    PyObject *attributes = NULL;
+    if (done > 0 && !PyErr_Occurred())
+        attributes = PyObject_GenericGetDict(node, NULL);
+    if (attributes != NULL)
+        done = record(by, attributes);
+    Py_XDECREF(attributes);
+    return PyErr_Occurred() ? -1 : done;
+}
+
 static int record_items(recorder *by, PyObject *node) {
     bool is_tuple = PyTuple_CheckExact(node);
     Py_ssize_t at = by->plan->token_count, first = by->next;
@@ -256,14 +285,16 @@ static int record_items(recorder *by, PyObject *node) {
 
 /* 1: recorded; 0: there is more than plain containers; -1 with an exception. */
 static int record(recorder *by, PyObject *node) {
-    bool is_dict = PyDict_CheckExact(node);
-    if (is_dict || PyList_CheckExact(node) || PyTuple_CheckExact(node)) {
+    bool is_dict = PyDict_CheckExact(node), is_ordered = PyODict_CheckExact(node);
+    if (is_dict || is_ordered || PyList_CheckExact(node) || PyTuple_CheckExact(node)) {
         bool is_empty_tuple = PyTuple_CheckExact(node) && PyTuple_GET_SIZE(node) == 0;
         if (!is_empty_tuple && see(by, node, -2) != -1) /* else there is one such */
             return PyErr_Occurred() ? -1 : 0;
         if (Py_EnterRecursiveCall(" in a tree"))
             return -1;
-        int done = is_dict ? record_dict(by, node) : record_items(by, node);
+        int done = is_dict      ? record_dict(by, node)
+                   : is_ordered ? record_ordered_dict(by, node)
+                                : record_items(by, node);
         Py_LeaveRecursiveCall();
         return done;
     }
@@ -510,6 +541,29 @@ static bool match_dict(finder *by, const token *wanted, PyObject *node) {
 #endif
 }
 
+static bool match_ordered_dict(finder *by, const token *wanted, PyObject *node) {
+    if (!PyODict_CheckExact(node) || PyDict_GET_SIZE(node) != wanted->number ||
+        !is_new(by, node))
+        return false;
+    PyObject *keys = PyObject_GetIter(node), *key, *attributes = NULL;
+    bool is_same = keys != NULL;
+    for (Py_ssize_t i = 0; is_same && i < wanted->number; i++) {
+        key = PyIter_Next(keys);
+        PyObject *value = key == NULL ? NULL : PyObject_GetItem(node, key);
+        is_same = value != NULL && is_key(&by->plan->tokens[by->at++], key) &&
+                  match(by, value);
+        Py_XDECREF(value);
+        Py_XDECREF(key);
+    }
+    if (is_same)
+        attributes = PyObject_GenericGetDict(node, NULL);
+    is_same = attributes != NULL && match(by, attributes);
+    Py_XDECREF(attributes);
+    Py_XDECREF(keys);
+    PyErr_Clear();
+    return is_same;
+}
+
 static bool match_list(finder *by, const token *wanted, PyObject *node) {
     bool is_same = PyList_CheckExact(node) && PyList_GET_SIZE(node) == wanted->number &&
                    is_new(by, node);
@@ -549,6 +603,8 @@ static bool match(finder *by, PyObject *node) {
     switch (wanted->kind) {
     case DICT:
         return match_dict(by, wanted, node);
+    case ORDERED_DICT:
+        return match_ordered_dict(by, wanted, node);
     case LIST:
         return match_list(by, wanted, node);
     case TUPLE:
@@ -602,6 +658,22 @@ static PyObject *build_dict(builder *by, Py_ssize_t count) {
     return made;
 }
 
+static PyObject *build_ordered_dict(builder *by, Py_ssize_t count) {
+    PyObject *made = PyODict_New();
+    while (made != NULL && count-- > 0) {
+        PyObject *key = by->plan->tokens[by->at++].object, *value = build(by);
+        if (value == NULL || PyODict_SetItem(made, key, value) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(value);
+    }
+    PyObject *attributes = made == NULL ? NULL : build(by);
+    if (attributes == NULL || (PyDict_GET_SIZE(attributes) > 0 &&
+                               PyObject_GenericSetDict(made, attributes, NULL) < 0))
+        Py_CLEAR(made);
+    Py_XDECREF(attributes);
+    return made;
+}
+
 static PyObject *build_list(builder *by, Py_ssize_t count) {
     PyObject *made = PyList_New(count);
     for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
@@ -632,6 +704,8 @@ static PyObject *build(builder *by) {
     switch (next->kind) {
     case DICT:
         return build_dict(by, next->number);
+    case ORDERED_DICT:
+        return build_ordered_dict(by, next->number);
     case LIST:
         return build_list(by, next->number);
     case TUPLE:

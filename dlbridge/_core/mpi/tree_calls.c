@@ -161,5 +161,6 @@ PyObject *dlb_call_tree(const caller *by, dlb_peers *over, PyObject *key, PyObje
 }
 
 bool dlb_may_be_tree(PyObject *x) {
-    return PyDict_CheckExact(x) || PyList_CheckExact(x) || PyTuple_CheckExact(x);
+    return PyDict_CheckExact(x) || PyODict_CheckExact(x) || PyList_CheckExact(x) ||
+           PyTuple_CheckExact(x);
 }
