@@ -84,6 +84,7 @@ nightly:
 	DLBRIDGE_GRAPHS=6000 DLBRIDGE_GRAPHS_SEED=$$(date +%j) .venv/bin/python -m pytest --ring=all \
 	    --timeout=7200 tests/graph/test_op_recipes.py
 	$(MAKE) test-core PYTEST_ARGS=--ring=rest
+	$(MAKE) test-jax test-torch test-newest
 	DLBRIDGE_NESTED_SEED=$$(date +%j) $(MAKE) nested
 	$(MAKE) mutants SEED=$$(date +%j)
 
