@@ -364,3 +364,42 @@ def test_forward_derivatives_are_those_of_torch():
     got = jax.jvp(lambda x: function(params, x), (X,), (jnp.full_like(X, 0.5),))
     np.testing.assert_allclose(got[0], wanted.detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got[1], tangent.detach(), rtol=1e-5, atol=1e-6)
+
+
+class Cube(torch.autograd.Function):
+    """With `ctx` in `forward`, as torch.func does not take it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grad
+
+
+def test_a_module_may_use_an_autograd_function_that_torch_func_refuses():
+    class Cubes(nn.Module):
+        def forward(self, x, y):
+            return Cube.apply(x) * y, torch.ones_like(x)
+
+    function, params = dlbridge.bridge(Cubes(), to="jax")
+
+    def loss(x):
+        first, second = function(params, x, x)  # one array at two places
+        return (first * second).sum()
+
+    x = jnp.asarray(X)
+    close(jax.grad(loss)(x), torch.from_numpy(4 * X**3), 1e-4)
+    close(jax.grad(lambda x: jax.grad(loss)(x).sum())(x), torch.from_numpy(12 * X**2), 1e-4)
+
+
+def test_results_that_depend_on_no_argument_have_no_gradient():
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones(3)
+
+    function, params = dlbridge.bridge(Constant(), to="jax")
+    assert np.array_equal(jax.grad(lambda x: function(params, x).sum())(X), np.zeros_like(X))
