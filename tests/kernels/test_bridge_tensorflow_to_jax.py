@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -462,6 +463,48 @@ def test_unsupported_models_are_refused_with_advice():
     own = jax.tree.map(lambda each: jnp.stack([each] * 2), params)
     with pytest.raises(ArgumentError, match=r"vmap over the variables of a tf\.Module"):
         jax.vmap(function, (0, None))(own, X)
+
+
+def add_a_layer(model):
+    model.add(keras.layers.Dense(3))
+
+
+def add_an_activation(model):
+    model.add(keras.layers.ReLU())
+
+
+def take_a_layer(model):
+    model.pop()
+
+
+def freeze_a_layer(model):
+    model.layers[0].trainable = False
+
+
+def replace_a_layer(model):
+    model.pop()
+    model.add(keras.layers.Dense(2, name="upper", use_bias=False))
+
+
+@pytest.mark.parametrize("to", ["jax", "torch"])
+@pytest.mark.parametrize(
+    "change", [add_a_layer, add_an_activation, take_a_layer, freeze_a_layer, replace_a_layer]
+)
+def test_a_keras_model_that_was_changed_has_to_be_bridged_again(change, to):
+    changed = model()
+    if to == "jax":
+        function, params = dlbridge.bridge(changed, to="jax")
+        call = functools.partial(function, params)
+        x = X
+    else:
+        torch = pytest.importorskip("torch")
+        call, x = dlbridge.bridge(changed, to="torch"), torch.from_numpy(X)
+    before = np.asarray(call(x).detach() if to == "torch" else call(x))
+    change(changed)
+    again = call(x)  # which is traced already
+    np.testing.assert_array_equal(again.detach() if to == "torch" else again, before)
+    with pytest.raises(ArgumentError, match=r"other layers or variables .*; bridge it again"):
+        call(x[:2])
 
 
 def test_tensorflow_errors_reach_the_caller():

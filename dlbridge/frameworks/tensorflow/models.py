@@ -585,6 +585,7 @@ class KerasModel(Model):
                 "once, before bridging it"
             )
         trained, others = layer.trainable_variables, layer.non_trainable_variables
+        self._parts = _parts_of(layer)
         self._trained = len(trained)
         paths = _relative([each.path for each in (*trained, *others)], layer.name)
         held = [
@@ -592,6 +593,16 @@ class KerasModel(Model):
             for place, (path, each) in enumerate(zip(paths, (*trained, *others), strict=True))
         ]
         super().__init__(layer.name, held)
+
+    def _check(self, forms: Sequence[Form]) -> None:
+        parts = _parts_of(self._layer)
+        if len(parts) != len(self._parts) or any(
+            one is not other for one, other in zip(parts, self._parts, strict=True)
+        ):
+            raise ArgumentError(
+                f"{self.name}: the model has other layers or variables than when dlbridge.bridge "
+                "was called, or others of them are trainable; bridge it again"
+            )
 
     def _apply(
         self, held: Sequence[Any], args: Any, kwargs: Any, written: Sequence[int]
@@ -603,6 +614,15 @@ class KerasModel(Model):
             for place, (value, old) in enumerate(zip(new, others, strict=True), self._trained)
             if value is not old
         }
+
+
+def _parts_of(layer: Any) -> list[Any]:
+    """Return the variables, trainable ones first, and the layers of a model."""
+    return [
+        *layer.trainable_variables,
+        *layer.non_trainable_variables,
+        *getattr(layer, "layers", ()),
+    ]
 
 
 def _relative(paths: Sequence[str], name: str) -> list[str]:
