@@ -210,8 +210,8 @@ static PyMethodDef methods[] = {
      "package."},
     {"set_kernel_hooks", FAST(dlb_set_kernel_hooks), METH_VARARGS | METH_KEYWORDS,
      "set_kernel_hooks($module, /, *, explain=..., slow_call=..., type_error=..., "
-     "value_error=..., kernel_error=..., memory_error=..., dtype=..., find=...)\n--\n\n"
-     "Connect dlbridge.kernels."},
+     "value_error=..., kernel_error=..., memory_error=..., dtype=..., find=..., "
+     "dtypes=...)\n--\n\nConnect dlbridge.kernels."},
     {"debug_kernels", dlb_debug_kernels, METH_VARARGS,
      "debug_kernels($module, enabled, nans, /)\n--\n\nSwitch debug mode of kernels on "
      "or off."},

@@ -315,6 +315,29 @@ if hasattr(jax.sharding, "AxisType") and hasattr(jax, "set_mesh"):
         assert jax.typeof(made).sharding.spec == P(None, None, "a")
         np.testing.assert_allclose(made, x[..., :4] + z[:4])
 
+# Tangents by the transpose of a vjp that is a kernel with a rule of its own.
+inner = wrap(
+    lambda x, w, grad: (2 * x * w * grad, x * x * grad),
+    "sharded::scaled_vjp(x: f32[n], w: f32[n], grad: f32[n]) -> (dx: f32[n], dw: f32[n])",
+    vjp=lambda x, w, grad, grad_dx, grad_dw: (
+        2 * grad * (w * grad_dx + x * grad_dw),
+        2 * x * grad * grad_dx,
+        x * (2 * w * grad_dx + x * grad_dw),
+    ),
+    sharding="n",
+)
+scaled = wrap(
+    lambda x, w: x * x * w,
+    "sharded::scaled(x: f32[n], w: f32[n]) -> f32[n]",
+    vjp=inner,
+    sharding="n",
+)
+long = put(jnp.arange(8.0), line, "a")
+slope = jax.jit(lambda x: jax.jvp(scaled.jax, (x, x), (x, x))[1])
+seen.clear()
+np.testing.assert_allclose(slope(long), 3 * long**3)
+assert gathers(slope, long) == 0
+
 report = check_kernel(both, lambda x: (x.sum(-1), (x * x).sum(-1)), frameworks=["jax"])
 assert ("sharding", "passed") in [(row.check, row.status) for row in report.rows]
 print("done")
@@ -330,3 +353,20 @@ def test_jax_calls_kernels_on_shards(run_python, program):
     """No device gets more than its shard along the dimensions named, and nothing is gathered."""
     flags = "--xla_force_host_platform_device_count=4"
     assert "done" in run_python(program, XLA_FLAGS=flags, timeout=300).check()
+
+
+def test_tangents_on_one_device(framework):
+    """A vjp that is a kernel with a rule is called while JAX lowers a program."""
+    jax = framework("jax")
+    inner = wrap(
+        "sharded::own_vjp(x: f32[n], w: f32[n], grad: f32[n]) -> (dx: f32[n], dw: f32[n])",
+        vjp=lambda x, w, grad, grad_dx, grad_dw: (
+            2 * grad * (w * grad_dx + x * grad_dw),
+            2 * x * grad * grad_dx,
+            x * (2 * w * grad_dx + x * grad_dw),
+        ),
+        sharding="n",
+    )
+    own = wrap("sharded::own(x: f32[n], w: f32[n]) -> f32[n]", vjp=inner, sharding="n")
+    x = jax.numpy.arange(3.0)
+    assert jax.jit(lambda x: jax.jvp(own.jax, (x, x), (x, x))[1])(x).tolist() == [0, 3, 24]

@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
-from dlbridge.frameworks.jax.sharding import partitioned
+from dlbridge.frameworks.jax.sharding import needs_devices, partitioned
 from dlbridge.kernels import gradients
 from dlbridge.kernels.gradients import Jvp, Vjp
 from dlbridge.kernels.kernel import Kernel, recorded
@@ -655,7 +655,8 @@ class Linear:
     def __call__(self, kept: Arrays, moving: Arrays) -> list[Any]:
         """Apply the map."""
         arrays = _vary((*kept, *moving), (*kept, *moving))  # whose transpose sums over the axes
-        found: list[Any] = _linear.bind(*arrays, linear=self, count=len(kept))
+        call: Any = {"linear": self, "count": len(kept), "needs": needs_devices()}
+        found: list[Any] = _linear.bind(*arrays, **call)
         return found
 
     def flat(self, count: int) -> Callable[..., list[Any]]:
@@ -697,12 +698,12 @@ class Linear:
 # ---- the primitive -------------------------------------------------------------------------------
 
 
-def _apply_linear(*arrays: Any, linear: Linear, count: int) -> list[Any]:
+def _apply_linear(*arrays: Any, linear: Linear, count: int, **_: Any) -> list[Any]:
     # JAX passes on NumPy's arrays where it was given them.
     return linear.flat(count)(*map(jnp.asarray, arrays))
 
 
-def _infer_linear(*avals: Any, linear: Linear, count: int) -> list[Any]:
+def _infer_linear(*avals: Any, linear: Linear, count: int, **_: Any) -> list[Any]:
     if not any(map(_axes_of, avals)):
         structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals]
         found = linear.shapes or jax.eval_shape(linear.flat(count), *structs)
@@ -711,7 +712,7 @@ def _infer_linear(*avals: Any, linear: Linear, count: int) -> list[Any]:
     return list(jax.make_jaxpr(linear.infer(count))(*avals).out_avals)
 
 
-def _batch_linear(arrays: Arrays, axes: Any, *, linear: Linear, count: int) -> Any:
+def _batch_linear(arrays: Arrays, axes: Any, *, linear: Linear, count: int, **_: Any) -> Any:
     marks = [axis if isinstance(axis, int) else None for axis in axes]
     size = next(
         each.shape[mark] for each, mark in zip(arrays, marks, strict=True) if mark is not None
@@ -720,7 +721,9 @@ def _batch_linear(arrays: Arrays, axes: Any, *, linear: Linear, count: int) -> A
     return found, [0] * len(found)
 
 
-def _transpose_linear(cotangents: Arrays, *arrays: Any, linear: Linear, count: int) -> list[Any]:
+def _transpose_linear(
+    cotangents: Arrays, *arrays: Any, linear: Linear, count: int, **_: Any
+) -> list[Any]:
     wanted = [
         ad.instantiate_zeros(each) if isinstance(each, ad.Zero) else each for each in cotangents
     ]
@@ -728,7 +731,9 @@ def _transpose_linear(cotangents: Arrays, *arrays: Any, linear: Linear, count: i
     return [None] * count + found
 
 
-def _differentiate_linear(primals: Arrays, tangents: Arrays, *, linear: Linear, count: int) -> Any:
+def _differentiate_linear(
+    primals: Arrays, tangents: Arrays, *, linear: Linear, count: int, **_: Any
+) -> Any:
     """Keep the transpose where only `moving` changes; else JAX looks into `forward`."""
     outcome = linear(primals[:count], primals[count:])
     moving = [ad.instantiate_zeros(each) for each in tangents[count:]]

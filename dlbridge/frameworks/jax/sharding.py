@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -89,6 +90,20 @@ def partitioned(
     made.def_partition(partition, infer_sharding_from_operands=infer, **options)
     split: Callable[..., tuple[Any, ...]] = made
     return split
+
+
+@cache
+def needs_devices() -> Any:
+    """Return a parameter for primitives within whose lowering calls may be partitioned.
+
+    It is a program with such a call: JAX looks for one in the parameters of primitives, before it
+    decides whether a program is lowered for certain devices.
+    """
+    if partitioning is None:
+        return None
+    made = partitioning.custom_partitioning(lambda x: x)
+    made.def_partition(lambda *_: None, infer_sharding_from_operands=None)
+    return jax.make_jaxpr(made)(np.float32(0))
 
 
 def _explicit_mesh() -> Any:
