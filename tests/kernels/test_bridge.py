@@ -396,6 +396,36 @@ def test_a_module_may_use_an_autograd_function_that_torch_func_refuses():
     close(jax.grad(lambda x: jax.grad(loss)(x).sum())(x), torch.from_numpy(12 * X**2), 1e-4)
 
 
+MODES = {
+    "inference": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "device": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_of_torch_around_a_gradient_of_jax_take_nothing_from_it(mode):
+    """Within torch.inference_mode() they are not zeros, and no cache of autocast keeps a loan."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    function, params = dlbridge.bridge(module, to="jax")
+    x = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)
+
+    def loss(params, x):
+        return (function(params, x) ** 2).sum()
+
+    gradient = jax.grad(loss, argnums=(0, 1))
+    expected = jax.tree.leaves(gradient(params, x))
+    with MODES[mode]():
+        first = jax.tree.leaves(gradient(params, x))
+        compiled = jax.tree.leaves(jax.jit(gradient)(params, x))
+    for found in (first, compiled):
+        for each, other in zip(found, expected, strict=True):
+            assert np.allclose(each, other, rtol=0.05, atol=0.02)
+            assert np.any(each != 0)
+
+
 def test_results_that_depend_on_no_argument_have_no_gradient():
     class Constant(nn.Module):
         def forward(self, x):

@@ -256,11 +256,18 @@ class Derived(Derivable):
     def _pull(self, *given: Any) -> tuple[Any, ...]:
         tensors = given[: self.count]
         cotangents = tuple(map(_conjugated, given[self.count :]))
-        if torch._C._are_functorch_transforms_active():
-            primals = [tensors[place] for place in self.operands]
-            _, pull = torch.func.vjp(partial(self._moving, tensors), *primals)
-            return tuple(map(_conjugated, pull(cotangents)))
-        return tuple(map(_conjugated, self._pull_by_autograd(tensors, cotangents)))
+        is_caching = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # a cache would keep operands that are on loan
+        try:
+            if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+                primals = [tensors[place] for place in self.operands]
+                _, pull = torch.func.vjp(partial(self._moving, tensors), *primals)
+                found = pull(cotangents)
+            else:
+                found = self._pull_by_autograd(tensors, cotangents)
+        finally:
+            torch.set_autocast_cache_enabled(is_caching)
+        return tuple(map(_conjugated, found))
 
     def _moving(self, tensors: Sequence[Any], *some: Any) -> tuple[Any, ...]:
         """Return the results that are differentiated, with others in the place of operands."""
