@@ -72,11 +72,11 @@ def run(*, quick: bool) -> dict[str, Any]:
     return {"machine": describe_machine(), "rows": figures}
 
 
-# ---- what the statements mean --------------------------------------------------------------------
+# ---- names of the statements ---------------------------------------------------------------------
 
 
 def make_names(width: int) -> Names:
-    """Return what the statements mean; what is not installed is absent."""
+    """Return the values of the names in the statements; those of missing packages are left out."""
     x = np.random.default_rng(0).standard_normal((width, width), np.float32)
     names: Names = {}
     if adapter.is_installed("torch"):
@@ -100,7 +100,7 @@ def make_names(width: int) -> Names:
 
 
 def is_importable(name: str) -> bool:
-    """Return whether a package is there, with all that it imports."""
+    """Return whether a package and everything it imports are installed."""
     try:
         importlib.import_module(name)
     except ImportError:
@@ -109,7 +109,7 @@ def is_importable(name: str) -> bool:
 
 
 def make_jax_names(x: Any) -> Names:
-    """Return a function of JAX with its parameters, compiled, and its derivative in two parts."""
+    """Return a compiled function of JAX, its parameters, and its derivative in two parts."""
     import jax
 
     def apply(params: Any, x: Any) -> Any:
@@ -138,7 +138,7 @@ def make_jax_names(x: Any) -> Names:
 
 
 def make_tensorflow_names(x: Any) -> Names:
-    """Return a tf.Module with its call and its gradients, both compiled."""
+    """Return a tf.Module, and its compiled call and gradients."""
     import tensorflow as tf
 
     class Layers(tf.Module):  # type: ignore[misc,unused-ignore]
@@ -169,7 +169,7 @@ def make_tensorflow_names(x: Any) -> Names:
 
 
 def make_torch_to_jax(x: Any, _: Names) -> Names:
-    """Return a module of torch, and what it is in JAX."""
+    """Return a module of torch, and its bridged function in JAX."""
     import jax
 
     module = make_module(len(x))
@@ -186,7 +186,7 @@ def make_torch_to_jax(x: Any, _: Names) -> Names:
 
 
 def make_gradients(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the function of parameters and an argument that gives the parameters' gradients."""
+    """Return a function from parameters and an argument to the gradients of the parameters."""
     import jax
 
     def gradients(params: Any, x: Any) -> Any:
@@ -207,12 +207,12 @@ def make_module(width: int) -> Any:
 
 
 def make_jax_to_torch(_: Any, names: Names) -> Names:
-    """Return what the function of JAX is in torch."""
+    """Return the bridged modules of the function of JAX."""
     return make_layers("layer", names["function_of_jax"], names["own"])
 
 
 def make_layers(name: str, f: Any, params: Any) -> Names:
-    """Return a bridged module three times: trained, frozen, and frozen and compiled."""
+    """Return three bridged modules: trained, frozen, and both frozen and compiled."""
     import torch
 
     def make(*, trained: bool) -> Any:
@@ -227,7 +227,7 @@ def make_layers(name: str, f: Any, params: Any) -> Names:
 
 
 def make_tensorflow_to_jax(_: Any, names: Names) -> Names:
-    """Return what the module of TensorFlow is in JAX."""
+    """Return the bridged function of the module of TensorFlow in JAX."""
     import jax
 
     function, params = dlbridge.bridge(names["layers_of_tensorflow"], to="jax")
@@ -235,7 +235,7 @@ def make_tensorflow_to_jax(_: Any, names: Names) -> Names:
 
 
 def make_tensorflow_to_torch(_: Any, names: Names) -> Names:
-    """Return what the module of TensorFlow is in torch."""
+    """Return the bridged modules of the module of TensorFlow in torch."""
     layers = names["layers_of_tensorflow"]
     frozen = dlbridge.bridge(layers, to="torch").requires_grad_(False)
     return {"tf_layer": dlbridge.bridge(layers, to="torch"), "tf_frozen": frozen}
@@ -262,7 +262,7 @@ def make_torch2jax(x: Any, _: Names) -> Names:
 
 
 def make_torch_jax_interop(x: Any, names: Names) -> Names:
-    """Return the modules as torch_jax_interop bridges them."""
+    """Return the modules that torch_jax_interop makes."""
     import torch_jax_interop  # type: ignore[import-not-found,unused-ignore]
 
     function, params = torch_jax_interop.torch_module_to_jax(make_module(len(x)), names["x"])
@@ -279,7 +279,7 @@ def make_torch_jax_interop(x: Any, names: Names) -> Names:
 
 
 def is_possible(statement: str, names: Names) -> bool:
-    """Return whether all that a statement needs is installed."""
+    """Return whether everything that a statement needs is installed."""
     return set(compile(statement, "", "eval").co_names) <= {*names, "backward"}
 
 

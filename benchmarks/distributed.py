@@ -228,7 +228,7 @@ def _bars_of_jax(rows: list[dict[str, Any]]) -> list[Bar]:
 
 
 def _bars_of_many(rows: list[dict[str, Any]]) -> list[Bar]:
-    """Return messages that are waited for together, beside Waitall of mpi4py."""
+    """Return the bars of `waitall`, against Waitall of mpi4py."""
     return [
         Bar(f"{row['size']}, irecv, isend, waitall", row["us"]["numpy"] / row["us"]["mpi4py"], 1.5,
             "x Waitall")
@@ -445,9 +445,9 @@ def tree(
 ) -> dict[str, Callable[[], object]] | None:
     """Return a call with tensors of these shapes, and one with as many elements in one tensor.
 
-    "parts" are tensors in the memory of that one: what others cost more is their own memory. None:
-    the framework is not installed. Each call has a barrier behind it: the root of a bcast, and the
-    other ranks of a gather, do not wait for what they send.
+    "parts" are views of that one tensor, so they do not pay for memory of their own. None is
+    returned if the framework is not installed. A barrier follows each call, since the root of a
+    bcast, and the other ranks of a gather, do not wait until their messages have arrived.
     """
     from dlbridge import mpi
 

@@ -170,7 +170,7 @@ _TENSORFLOW: dict[int, str] = {
 TENSORFLOW_NUMBERS = {name: number for number, name in _TENSORFLOW.items()}
 
 _interned: dict[tuple[int, int, int], DType] = {}
-converted: dict[tuple[type, object], DType] = {}  # by as_dtype; the core looks here first
+converted: dict[tuple[type, object], DType] = {}  # filled by as_dtype; the core reads it
 _exported: dict[tuple[DType, str], Any] = {}
 
 

@@ -1110,7 +1110,7 @@ class Ballot:
     all said the same so far. `values`: a source and a result that lies elsewhere, which are reduced
     by a loop once all agree. `follows`: it is begun after others agreed, in the order of turns.
     `scatters`: each rank gets but its row of the payload. `gathers`: the payload has a row of each
-    rank, which writes its own, and all get them."""
+    rank, which writes its own, and all ranks receive them."""
 
     def __new__(
         cls,

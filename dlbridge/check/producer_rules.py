@@ -517,9 +517,9 @@ def growth(work: Callable[[], object], times: int) -> float:
     """Return by how many bytes each call grows the memory in use: the least of three rounds.
 
     Garbage is collected twice, as a free-threaded Python puts off some of what a collection frees
-    until the next one. An object of Python counts as 48 bytes, twice the limit of the rules: so it
-    takes as many objects that others drop meanwhile to hide a leak of one object for each call as
-    objects that others make to feign one.
+    until the next one. A Python object counts as 48 bytes, twice the limit of the rules, so that
+    objects that other code drops meanwhile hide a leak of one object for each call no more easily
+    than objects that it makes feign one.
     """
     for _ in range(times // 4):
         work()

@@ -52,7 +52,7 @@ class Ballot:
             rank has a payload.
         follows: whether it follows another one, on which all agreed, in the turn of its call.
         scatters: whether each rank gets but its row of the payload.
-        gathers: whether the payload has a row of each rank, which writes its own, and all get them.
+        gathers: whether each rank writes one row of the payload, and all ranks receive all rows.
     """
 
     __slots__ = ("error", "said", "state")

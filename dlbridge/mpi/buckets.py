@@ -30,7 +30,7 @@ from dlbridge.tensor.memory import empty
 from dlbridge.tensor.values import raw_bytes
 
 _LARGE = 64 * 1024  # bytes from which a tensor is sent from where it is
-_MOST_PLANS = 8  # trees that C knows, of each call and op or root
+_MOST_PLANS = 8  # plans that C remembers for each call and op or root
 _FULL = 16 * 1024 * 1024  # bytes of a bucket: MPI is fastest with few large messages
 _ALIGNED = 64  # bytes: where the tensors of a bucket begin
 
@@ -244,7 +244,7 @@ def _start(over: Channel, tree: Tree, post: Post, finish: Callable[[], Any]) -> 
 
 
 def _plan(tree: Tree, key: Any, how: native.Reduction | str, root: int = 0) -> native.TreePlan:
-    """Return how a call with a tree is made, as far as it can be without MPI; C learns it."""
+    """Return the plan of a call with a tree, and let C remember it."""
     leaves = [x for _, x in tensors_of(tree.tree)]
     tensors = [call.source.tensor for call in tree.calls if call.source is not None]
     said = digest(tree.name, tree.arguments)
@@ -258,7 +258,7 @@ def _plan(tree: Tree, key: Any, how: native.Reduction | str, root: int = 0) -> n
 def _start_by_c(
     over: Channel, tree: Tree, plan: native.TreePlan, out: Any, *, gives: bool, instead: Any = None
 ) -> Request:
-    """Begin a call that C makes; a rank that gets no results returns `instead`."""
+    """Begin a call that C makes; `instead` is returned on ranks without results."""
     states: list[native.TreeBallot] = []  # one, unless this rank cannot take part
     with tree.refusing():
         sources = [call.source.tensor for call in tree.calls if call.source is not None]
@@ -299,7 +299,7 @@ def _start_agreed(
 
 
 def go_on(comm: Any, state: native.TreeBallot) -> Request:
-    """Wait for a call that C has begun, and finishes."""
+    """Wait for a call that C has begun and will finish."""
 
     def wait(over: Channel) -> Request:
         return _start_agreed(over, state.name, _call(state), state.nbytes, lambda: None)

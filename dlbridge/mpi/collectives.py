@@ -562,7 +562,7 @@ def _gather(
 def _gather_rows(
     call: Call, over: Channel, state: State, row: Bytes, operation: Operation
 ) -> Steps:
-    """Gather a row of bytes of each rank with the agreement."""
+    """Gather one row of bytes from each rank with the agreement."""
     rows = np.zeros((over.size, row.size), np.uint8)
     rows[over.rank] = row
     ballot = call.ballot(over, rows.reshape(-1), state=state, gathers=True)
@@ -592,7 +592,7 @@ def ialltoall(over: Channel, x: Any, out: Any, state: State | native.Collective 
 
 
 def _swap(call: Call, over: Channel, state: State, operation: Operation) -> Steps:
-    """Exchange the rows of a small alltoall of two ranks: each gathers the other's row."""
+    """Make a small alltoall of two ranks: each contributes the row for the other."""
     assert call.source is not None
     assert call.kind is not None
     given = np.asarray(raw_bytes(call.source.tensor)).reshape(2, -1).copy()
@@ -605,7 +605,7 @@ def _swap(call: Call, over: Channel, state: State, operation: Operation) -> Step
 
 
 def _gather_own_rows(call: Call, over: Channel, state: State, operation: Operation) -> Steps:
-    """Gather the tensors of a small alltoall, of which one's own rows are the result."""
+    """Make a small alltoall: gather whole tensors and select one's own rows."""
     assert call.source is not None
     assert call.kind is not None
     own = np.asarray(raw_bytes(call.source.tensor))

@@ -53,7 +53,7 @@ def check_export(subject: Subject) -> None:
 def check_shards(subject: Subject) -> None:
     """jax.jit with arguments that are sharded along each dimension of `sharding=`.
 
-    Only where JAX has several devices, and an extent that some of them share evenly.
+    Dimensions are skipped unless several devices can share their extent evenly.
     """
     recipe, sample, devices = subject.recipe, subject.sample, jax.devices()
     tensors = sample.given("jax")

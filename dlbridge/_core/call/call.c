@@ -304,8 +304,8 @@ static int place_keywords(const dlb_call_plan *plan, PyObject *const *args,
     return 0;
 }
 
-/* What stands for a dtype, as a framework's own or its name, into the DType, borrowed,
- * once Python has taken it for one. Declined: it has not. -1: an interrupt. */
+/* Replace a framework's dtype, or the name of one, by the DType that as_dtype returned
+ * for it before; borrowed. Declined: Python has not seen it. -1: an interrupt. */
 static int find_dtype(PyObject **value) {
     if ((PyObject *)Py_TYPE(*value) == dlb_hooks.dtype || *value == Py_None)
         return 0;
@@ -315,9 +315,9 @@ static int find_dtype(PyObject **value) {
     PyObject *found =
         key == NULL ? NULL : PyDict_GetItemWithError(dlb_hooks.dtypes, key);
     Py_XDECREF(key);
-    if (found == NULL) /* maybe because it has no hash */
+    if (found == NULL) /* or it cannot be hashed */
         return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
-    *value = found; /* the dict keeps it for good */
+    *value = found; /* the dict never drops it */
     return 0;
 }
 

@@ -477,8 +477,7 @@ typedef struct {
     PyObject *explain, *slow_call, *find;
     PyObject *type_error, *value_error, *kernel_error, *memory_error; /* classes */
     PyObject *dtype;                                                  /* the class */
-    PyObject
-        *dtypes; /* dict: (type(x), x) -> DType, of what was taken for one before */
+    PyObject *dtypes; /* dict: (type(x), x) -> DType, what as_dtype returned */
 } dlb_kernel_hooks;
 extern dlb_kernel_hooks dlb_hooks;
 

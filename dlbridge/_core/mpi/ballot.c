@@ -70,7 +70,7 @@ struct dlb_ballot {
     char *space;         /* what comes */
     size_t size;         /* bytes of the payload */
     size_t part;         /* of a row, if it has one for each rank, else 0 */
-    bool gathers;        /* a row is of one rank, and all get it; else for one rank */
+    bool gathers;        /* all ranks get each row; else each gets its own, reduced */
     char *packed;        /* the header, then the rows that go out */
     int tag, round, partner, kind;
     int came; /* bytes of what came last */
@@ -299,15 +299,15 @@ static int power_of(const dlb_peers *over) {
     return 1 << (31 - __builtin_clz((unsigned)over->size));
 }
 
-/* The bits in which a rank differs from the one that `row` belongs to, or from the one
- * that speaks for it. */
+/* The bits in which `rank` differs from the owner of a row, or from the rank that
+ * speaks for the owner. */
 static int distance(const dlb_ballot *self, int row, int rank) {
     int power = power_of(self->over);
     return (row >= power ? row - power : row) ^ rank;
 }
 
-/* Whether a row that is scattered is for one of the ranks that `rank` speaks for after
- * this round. */
+/* Whether the owner of a row is among the ranks that `rank` speaks for after this
+ * round. */
 static bool is_on_side(const dlb_ballot *self, int row, int rank) {
     int bit = self->partner ^ self->over->rank;
     return (distance(self, row, rank) & (2 * bit - 1)) == 0;
@@ -434,10 +434,10 @@ static int reduce(dlb_ballot *self, char *other, bool is_first) {
     return failed;
 }
 
-/* Whether the payload that came may be taken in: one that is reduced or gathered has
- * the size of one's own, or of the rows of that round, and one that a single rank has
- * is taken by ranks that have none. A reply, which one's own ballot is part of, has
- * that rank's payload in any case. */
+/* Whether the payload that came may be taken in. Where payloads are reduced or
+ * gathered, it must have the size of one's own, or of the rows of this round. The
+ * payload of a single rank is taken by ranks without one. A reply already includes
+ * one's own ballot, and so must have the payload of one's own size. */
 static bool sizes_agree(const dlb_ballot *self, size_t size, bool is_reply) {
     if (combines(self) || self->gathers)
         return size == expected_size(self);
@@ -875,7 +875,7 @@ static PyObject *new_ballot(PyTypeObject *Py_UNUSED(type), PyObject *args,
     }
     if (made != NULL && values != Py_None && add_values(made, values) < 0)
         Py_CLEAR(made);
-    size_t part = 0; /* without peers it is one row */
+    size_t part = 0; /* without peers, the payload is not divided into rows */
     if (made != NULL && made->over != NULL)
         part = made->size / (size_t)made->over->size;
     if (made != NULL && (scatters || gathers) &&

@@ -309,7 +309,8 @@ int dlb_begin_scatter(call *self, const quick *of, dlb_peers *over,
 /* ---- tree_calls.c ---- */
 
 bool dlb_may_be_tree(PyObject *x);
-/* A call with a tree; `key`, a reference or NULL: by which its plans are known. */
+/* A call with a tree. `key`: under which its plans are remembered, a reference that is
+ * stolen, or NULL. */
 PyObject *dlb_call_tree(const caller *by, dlb_peers *over, PyObject *key, PyObject *x,
                         PyObject *out);
 

@@ -34,7 +34,7 @@ struct dlb_collective {
     int root;
     dlb_part one, *copied; /* with references to their buffers */
     size_t copied_count;
-    size_t part;     /* bytes of all of them from or to each rank */
+    size_t part;     /* bytes from or to each rank, of all parts together */
     dlb_combine how; /* only for reduce_scatter, of one tensor, like `space` */
     char *space;     /* a block: the rows of the other ranks; NULL: none */
     message few[FEW], *messages;
@@ -171,7 +171,7 @@ static int post_rows(dlb_collective *self, const dlb_part *copied) {
     return failed;
 }
 
-/* What a rank has for itself. */
+/* Copy what a rank sends to itself. */
 static void copy_own(const dlb_collective *self) {
     int rank = self->over->rank;
     size_t from, to;

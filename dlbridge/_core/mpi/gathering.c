@@ -6,13 +6,13 @@
 #include <limits.h>
 #include <string.h>
 
-/* Of an alltoall between two ranks: each gathers the row for the other one, and keeps
- * its own row behind these. More ranks gather the whole tensors. */
+/* In an alltoall of two ranks, each contributes only the row for the other rank, and
+ * keeps its own row behind the gathered ones. More ranks gather whole tensors. */
 static bool swaps_rows(const dlb_peers *over, dlb_copy_kind kind) {
     return kind == DLB_ALLTOALL && over->size == 2;
 }
 
-/* Bytes that each rank gives to all. */
+/* Bytes that each rank contributes. */
 static size_t gathered_bytes(const dlb_peers *over, dlb_copy_kind kind, size_t nbytes) {
     return swaps_rows(over, kind) ? nbytes / 2 : nbytes;
 }

@@ -86,8 +86,8 @@ enum {
     /* Bytes of a bcast that travel with the ballot: messages of their own are faster
      * with more. */
     DLB_COPIED_MOST = 4 * 1024,
-    /* The same, of a reduce_scatter, and of all rows that are gathered: in a round, a
-     * rank sends half of them or fewer. */
+    /* The same of a reduce_scatter, and of all gathered rows together. In each round, a
+     * rank sends at most half of the rows. */
     DLB_ROWS_MOST = 8 * 1024,
     DLB_GATHERED_MOST = DLB_BALLOT_MOST,
     DLB_MESSAGE_MOST = 8 * 1024, /* bytes of a tensor that travel with its message */
@@ -130,10 +130,10 @@ void dlb_kind_digest(DLDataType dtype, int32_t ndim, const int64_t *shape,
 dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
                            const uint8_t *tensor, size_t size,
                            const dlb_combine *combine);
-/* Let the payload begin with a row of `part` bytes for each rank. Either each rank gets
- * its own row, reduced, and the other rows are undefined afterwards; or each rank has
- * written its own, and all are gathered. What follows the rows is not sent. -1 with a
- * MemoryError. */
+/* Declare that the payload begins with a row of `part` bytes for each rank. Unless
+ * `gathers`, each rank receives its own row, reduced, and the other rows are undefined
+ * afterwards. If `gathers`, each rank has written its own row and receives all of them.
+ * Bytes behind the rows are not sent. -1 with a MemoryError. */
 int dlb_ballot_set_rows(dlb_ballot *ballot, size_t part, bool gathers);
 char *dlb_ballot_payload(dlb_ballot *ballot);
 size_t dlb_ballot_size(const dlb_ballot *ballot);
@@ -179,8 +179,7 @@ void dlb_divide(DLDataType dtype, char *data, size_t nbytes, int by,
 
 typedef enum { DLB_TREE_REDUCED, DLB_TREE_BCAST, DLB_TREE_GATHERED } dlb_tree_kind;
 
-/* What is known of a call with trees that are made alike: containers, shapes, dtypes;
- * immutable. */
+/* A call with trees of the same containers, shapes and dtypes; immutable. */
 typedef struct dlb_tree_plan dlb_tree_plan;
 /* A call with one, under way. */
 typedef struct dlb_tree_ballot dlb_tree_ballot;
@@ -198,12 +197,12 @@ Py_ssize_t dlb_tree_count(const dlb_tree_plan *plan); /* of the tensors */
 size_t dlb_tree_nbytes(const dlb_tree_plan *plan);    /* of all of them */
 /* Whether the tensor of this number has that shape and dtype. */
 bool dlb_tree_has(const dlb_tree_plan *plan, Py_ssize_t number, const DLTensor *dl);
-/* The same of its result. */
+/* Whether the result for that tensor has the shape and dtype of `dl`. */
 bool dlb_tree_has_result(const dlb_tree_plan *plan, Py_ssize_t number,
                          const dlb_peers *over, const DLTensor *dl);
-/* Whether the call is made here: all ranks find the same. */
+/* Whether C can make the call; all ranks agree on that. */
 bool dlb_tree_fits(const dlb_tree_plan *plan, const dlb_peers *over);
-/* Whether this rank gets new results: not the root of a bcast, nor the other ranks of a
+/* Whether this rank receives results: all but the root in a bcast, only the root in a
  * gather. */
 bool dlb_tree_gives(const dlb_tree_plan *plan, const dlb_peers *over);
 /* The tensors of a tree, then other values in it, to be dropped; NULL, without an
@@ -213,8 +212,8 @@ void dlb_tree_drop(const dlb_tree_plan *plan, PyObject **values);
 /* A tree with these tensors, and with the other values of that one. */
 PyObject *dlb_tree_build(const dlb_tree_plan *plan, PyObject *const *tensors,
                          PyObject *const *values);
-/* Begin a call: into `outs`, or into new memory where that is NULL; `gives`: whether
- * this rank gets results. */
+/* Begin a call. Results are written to `outs`, or to new memory if that is NULL.
+ * `gives`: whether this rank receives results. */
 dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
                                      const dlb_tree_leaf *leaves,
                                      const dlb_tree_leaf *outs, bool gives);
@@ -225,8 +224,7 @@ dlb_ballot *dlb_ballot_of(PyObject *ballot);
 bool dlb_tree_ballot_agreed(const dlb_tree_ballot *ballot);
 /* Copy to `outs` what is not there yet. */
 void dlb_tree_ballot_copy_out(const dlb_tree_ballot *ballot);
-/* The result of this number, with a reference to its memory; `space` keeps the shape.
- */
+/* The view of a result, with a reference to its memory; its shape is in `space`. */
 void dlb_tree_ballot_view(const dlb_tree_ballot *ballot, Py_ssize_t number,
                           int64_t space[DLB_MAX_NDIM], dlb_view *view);
 
@@ -245,9 +243,9 @@ typedef struct dlb_collective dlb_collective;
 
 extern PyTypeObject dlb_CollectiveType;
 
-/* What is copied: `part` bytes from or to each rank, of a bcast all bytes, from `from`
- * in memory of `source` to `into` in that of `target`; NULL where this rank sends or
- * receives nothing. */
+/* One copied tensor: `part` bytes from or to each rank, or all bytes in a bcast. `from`
+ * lies in `source`, `into` in `target`; NULL where this rank sends or receives nothing.
+ */
 typedef struct {
     dlb_buffer *source, *target;
     const char *from;
@@ -255,9 +253,9 @@ typedef struct {
     size_t part;
 } dlb_part;
 
-/* A collective that copies so many, the same on all ranks, and keeps their buffers.
- * `result`: a Tensor that Python sees, or None. `how`: of a reduce_scatter, which
- * copies one, else NULL. NULL with an exception. */
+/* A collective that copies `count` tensors, as many on all ranks, and retains their
+ * buffers. `result`: a Tensor for Python, or None. `how`: the reduction of a
+ * reduce_scatter, which copies one tensor; else NULL. NULL with an exception. */
 dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root,
                                    const dlb_part *copied, size_t count,
                                    PyObject *result, const dlb_combine *how);

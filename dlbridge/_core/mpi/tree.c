@@ -1,9 +1,9 @@
 /* A tree of tensors that is reduced, broadcast or gathered in one call.
  *
  * Large tensors are sent from where they are and received where their results lie.
- * Small ones are packed first, those of one dtype together where they are reduced, and
- * their results share memory. How, only their shapes and dtypes say, so that all ranks
- * find the same. */
+ * Small ones are packed first, by dtype if they are reduced, and their results share
+ * memory. The layout depends only on shapes and dtypes, so it is the same on all
+ * ranks. */
 #include "python/python.h" /* first, as in quick.c */
 
 #include "layout/layout.h"
@@ -23,8 +23,8 @@ enum {
 
 /* ---- TreePlan: what is known of trees that are made alike ---- */
 
-/* One tensor, and where its result lies: at `start` of a block, in a gather at the
- * start for each rank. */
+/* One tensor. Its result lies at `start` of a block, or at `start` times the number of
+ * ranks in a gather. */
 typedef struct {
     DLDataType dtype;
     int32_t ndim;
@@ -37,13 +37,13 @@ typedef struct {
 typedef struct {
     size_t size;
     Py_ssize_t block;
-    const dlb_combine *how; /* NULL: they are copied */
+    const dlb_combine *how; /* NULL: the tensors are only copied */
 } leaf_group;
 
 typedef enum { DICT, ORDERED_DICT, KEY, LIST, TUPLE, LEAF, PLAIN } token_kind;
 
-/* A node of a tree, then those in it; after the items of an OrderedDict, such as a
- * state dict of torch, its attributes, as a dict. */
+/* A node of a tree, followed by its items. The items of an OrderedDict, such as torch's
+ * state dict, are followed by a dict of its attributes. */
 typedef struct {
     token_kind kind;
     Py_ssize_t number;    /* of what is in it, or of the value */
@@ -55,7 +55,7 @@ struct dlb_tree_plan {
     PyObject_HEAD
     uint8_t call[16];
     PyObject *arguments; /* str */
-    PyObject *how;       /* a Reduction, or the name of what copies */
+    PyObject *how;       /* a Reduction, "bcast" or "gather" */
     dlb_tree_kind kind;
     int root;
     Py_ssize_t count; /* of tensors */
@@ -94,7 +94,7 @@ static Py_ssize_t find_group(dlb_tree_plan *self, const leaf_kind *leaf,
     return self->group_count++;
 }
 
-/* Whether a tensor can be sent here; `*how`: the loop that reduces it, or NULL. */
+/* Whether C can send a tensor; `*how`: the loop that reduces it, or NULL. */
 static bool may_send(const dlb_tree_plan *self, const leaf_kind *leaf,
                      const dlb_combine **how) {
     *how = NULL;
@@ -240,7 +240,7 @@ static int record_dict(recorder *by, PyObject *node) {
     return done;
 }
 
-/* In the order of its keys, which is not that of PyDict_Next. */
+/* In the order of the OrderedDict, which PyDict_Next does not follow. */
 static int record_ordered_dict(recorder *by, PyObject *node) {
     PyObject *keys = PyObject_GetIter(node), *key;
     if (keys == NULL)
@@ -348,7 +348,7 @@ static const char *const NAMES[] = {[DLB_TREE_REDUCED] = "allreduce",
                                     [DLB_TREE_BCAST] = "bcast",
                                     [DLB_TREE_GATHERED] = "gather"};
 
-/* By a Reduction, or the name of what copies; false, with an exception: neither. */
+/* From a Reduction, "bcast" or "gather"; false, with an exception, for others. */
 static bool read_kind(PyObject *how, dlb_tree_kind *kind) {
     if (Py_TYPE(how) == &dlb_ReductionType) {
         *kind = DLB_TREE_REDUCED;
@@ -549,9 +549,10 @@ static bool match_ordered_dict(finder *by, const token *wanted, PyObject *node) 
     bool is_same = keys != NULL;
     for (Py_ssize_t i = 0; is_same && i < wanted->number; i++) {
         key = PyIter_Next(keys);
-        PyObject *value = key == NULL ? NULL : PyObject_GetItem(node, key);
-        is_same = value != NULL && is_key(&by->plan->tokens[by->at++], key) &&
-                  match(by, value);
+        /* Before the lookup, which may run Python code for other types of keys. */
+        is_same = key != NULL && is_key(&by->plan->tokens[by->at++], key);
+        PyObject *value = is_same ? PyObject_GetItem(node, key) : NULL;
+        is_same = value != NULL && match(by, value);
         Py_XDECREF(value);
         Py_XDECREF(key);
     }
@@ -732,10 +733,10 @@ struct dlb_tree_ballot {
     PyObject_HEAD
     dlb_tree_plan *plan;
     dlb_ballot *ballot;
-    dlb_collective *copies; /* what follows the ballot, unless it reduces */
+    dlb_collective *copies; /* follows the ballot, unless it reduces */
     bool is_copying, is_settled;
-    bool gives;            /* results, to this rank */
-    size_t rows;           /* of a result: as many as ranks in a gather, else 1 */
+    bool gives;            /* this rank receives results */
+    size_t rows;           /* of each result: the number of ranks in a gather, else 1 */
     dlb_buffer **packed;   /* of each group */
     dlb_buffer **scratch;  /* of each group: what is gathered, packed by rank */
     dlb_buffer **blocks;   /* as in the plan; without some where `is_direct` */
@@ -745,7 +746,7 @@ struct dlb_tree_ballot {
     /* One reference per tensor, from `dlb_quotients`; NULL once it is divided, or if
      * the op is not "mean". */
     PyObject **quotients;
-    bool is_settling; /* without the GIL, in one thread */
+    bool is_settling; /* a thread completes the results, without the GIL */
     int size;         /* of the ranks */
 };
 
@@ -758,7 +759,7 @@ static dlb_tree_leaf place_of(const dlb_tree_ballot *self, Py_ssize_t number) {
     return (dlb_tree_leaf){block, (char *)block->data + self->rows * leaf->start};
 }
 
-/* Whether this rank has what a bcast is about. */
+/* Whether this rank is the root of a bcast. */
 static bool is_source(const dlb_tree_ballot *self) {
     return self->plan->kind == DLB_TREE_BCAST &&
            dlb_ballot_over(self->ballot)->rank == self->plan->root;
@@ -789,8 +790,8 @@ static bool are_apart(span *spans, size_t count) {
     return true;
 }
 
-/* Whether large tensors may be received into `outs`, as others are still sent: each is
- * apart from all, but for its own source where the result is no larger. */
+/* Whether large tensors may be received into `outs`, as others are still sent: each may
+ * overlap only its own source, and only if the result is no larger. */
 static bool may_be_direct(const dlb_tree_plan *plan, size_t rows,
                           const dlb_tree_leaf *leaves, const dlb_tree_leaf *outs) {
     span *spans = PyMem_Malloc(2 * (size_t)plan->count * sizeof *spans);
@@ -815,7 +816,7 @@ static int make_room(dlb_buffer **made, size_t nbytes) {
     return *made == NULL ? -1 : 0;
 }
 
-/* Memory for the results, and for what is packed on the way. */
+/* Allocate the results and the buffers of packed tensors. */
 static int allocate(dlb_tree_ballot *self, bool sends) {
     const dlb_tree_plan *plan = self->plan;
     bool is_gathered = plan->kind == DLB_TREE_GATHERED;
@@ -848,7 +849,7 @@ static void pack(dlb_tree_ballot *self, const dlb_tree_leaf *leaves) {
     }
 }
 
-/* Reduce all, in the order in which all ranks have them. */
+/* Add the values of all tensors to the ballot, in the same order on all ranks. */
 static int reduce_all(dlb_tree_ballot *self, const dlb_tree_leaf *leaves) {
     const dlb_tree_plan *plan = self->plan;
     for (Py_ssize_t i = 0; i < plan->group_count; i++) {
@@ -880,7 +881,7 @@ static dlb_tree_leaf start_of(dlb_buffer *buffer) {
     return (dlb_tree_leaf){buffer, buffer == NULL ? NULL : buffer->data};
 }
 
-/* Copy all, in the same order. */
+/* Make the collective that copies all tensors, in the same order on all ranks. */
 static int copy_all(dlb_tree_ballot *self, const dlb_tree_leaf *leaves, bool sends) {
     const dlb_tree_plan *plan = self->plan;
     bool receives = self->gives && !is_source(self);
@@ -989,7 +990,7 @@ static void divide_all(dlb_tree_ballot *self) {
     }
 }
 
-/* What came packed by rank, and then lies by tensor. */
+/* Copy gathered tensors, which came packed for each rank, to their results. */
 static void unpack(const dlb_tree_ballot *self) {
     const dlb_tree_plan *plan = self->plan;
     for (Py_ssize_t i = 0; i < plan->count; i++) {
@@ -1004,7 +1005,8 @@ static void unpack(const dlb_tree_ballot *self) {
     }
 }
 
-/* Large tensors of the root of a bcast; the small ones are where they were packed. */
+/* On the root of a bcast: copy large tensors to their results; small ones are packed
+ * where their results lie. */
 static void copy_own(const dlb_tree_ballot *self) {
     for (Py_ssize_t i = 0; i < self->plan->count; i++) {
         const leaf_kind *leaf = &self->plan->leaves[i];
@@ -1177,7 +1179,7 @@ static void drop_leaves(dlb_tree_leaf *leaves, Py_ssize_t count) {
 
 static void dealloc_tree_ballot(PyObject *object) {
     dlb_tree_ballot *self = (dlb_tree_ballot *)object;
-    Py_XDECREF(self->ballot); /* which keeps what MPI still uses, as does this: */
+    Py_XDECREF(self->ballot); /* both retain memory that MPI still uses */
     Py_XDECREF(self->copies);
     drop_buffers(self->blocks, self->plan->block_count);
     drop_buffers(self->packed, self->plan->group_count);

@@ -1,16 +1,16 @@
-/* allreduce, bcast and gather of trees that are made as one that Python has seen. */
+/* allreduce, bcast and gather of trees like one that Python has seen before. */
 #include "python/python.h" /* first, as in quick.c */
 
 #include "mpi/calls.h"
 
 #include <limits.h>
 
-/* The tensors of a tree, taken. */
+/* The tensors that were taken from a tree. */
 typedef struct {
-    PyObject **values;     /* of dlb_tree_find */
-    PyObject **known;      /* of each tensor, as in a `source`; a reference */
+    PyObject **values;     /* from dlb_tree_find */
+    PyObject **known;      /* for each tensor, as in a `source`; references */
     dlb_tree_leaf *leaves; /* with a reference to each buffer */
-    Py_ssize_t count;      /* of those that are taken */
+    Py_ssize_t count;      /* of the tensors taken so far */
 } tensors;
 
 static void drop_tensors(const dlb_tree_plan *plan, const tensors *from) {
@@ -23,7 +23,7 @@ static void drop_tensors(const dlb_tree_plan *plan, const tensors *from) {
     dlb_tree_drop(plan, from->values);
 }
 
-/* Whether a tensor of the tree, or of `out`, is what the plan has in its place. */
+/* Whether a tensor of the tree, or of `out`, has the shape and dtype of the plan. */
 static bool fits(const dlb_tree_plan *plan, const dlb_peers *over, Py_ssize_t number,
                  const source *taken, bool is_out) {
     const DLTensor *dl = &taken->view.dl;
@@ -32,7 +32,7 @@ static bool fits(const dlb_tree_plan *plan, const dlb_peers *over, Py_ssize_t nu
     return has && (uintptr_t)dlb_source_data(taken) % (dl->dtype.bits / 8) == 0;
 }
 
-/* 1: taken, and the caller drops them; 0: declined; -1. */
+/* 1: taken; the caller drops them. 0: declined. -1 with an exception. */
 static int take_tensors(const quick *self, const dlb_peers *over,
                         const dlb_tree_plan *plan, PyObject *tree, bool is_out,
                         tensors *made) {
@@ -64,7 +64,7 @@ static int take_tensors(const quick *self, const dlb_peers *over,
     return taken;
 }
 
-/* A tree of the results. */
+/* Make the tree of results. */
 static PyObject *make_tree(const dlb_tree_plan *plan, const dlb_tree_ballot *ballot,
                            const tensors *from) {
     PyObject **made = PyMem_Malloc((size_t)(from->count + 1) * sizeof *made);
@@ -92,7 +92,7 @@ static int advance_tree(void *ballot) {
     return dlb_tree_ballot_advance(ballot);
 }
 
-/* A call with tensors that are taken; `to`: of `out`, or NULL. */
+/* Make a call with tensors that were taken from x, and from `out` (`to`, or NULL). */
 static PyObject *make_call(const caller *by, dlb_peers *over, dlb_tree_plan *plan,
                            const tensors *from, const tensors *to, PyObject *x,
                            PyObject *out) {
@@ -122,7 +122,7 @@ static PyObject *make_call(const caller *by, dlb_peers *over, dlb_tree_plan *pla
     return result;
 }
 
-/* NULL, without an exception: the tree is not one of the plan. */
+/* NULL without an exception: the tree does not match the plan. */
 static PyObject *call_by(const caller *by, dlb_peers *over, dlb_tree_plan *plan,
                          PyObject *x, PyObject *out) {
     tensors from, to;

@@ -59,8 +59,8 @@ class Module(Protocol):
     def function(self, rebuild: Any, traced: Any, taken: Packing, made: Packing) -> Derivable:
         """Return a function from packed operands to packed results and changed buffers.
 
-        Its derivative takes the cotangents of JAX, and gives its gradients: of complex numbers, the
-        conjugates of those of torch and TensorFlow.
+        Its derivative takes cotangents and returns gradients in JAX's convention: those of complex
+        numbers are the conjugates of torch's and TensorFlow's.
         """
 
     def batched(self, function: Any, marks: Sequence[bool], size: int) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
         return call, operands
 
     def find_again(params: Any, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
-        """Return the same for a call with arrays of JAX alone, of a form that was found before."""
+        """Return the same faster, for arrays of JAX of shapes and dtypes that were seen before."""
         operands = _arrays_of(parts, params)
         leaves, structure = jax.tree.flatten((args, kwargs))
         if operands is not None:
@@ -151,7 +151,7 @@ def _shapes(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _arrays_of(parts: tuple[tuple[str, ...], ...], params: Any) -> list[Any] | None:
-    """Return the leaves of `params` that have these names; None if it has others."""
+    """Return the leaves of `params` with these names; None if the names differ."""
     try:
         found = []
         for part, names in zip(("params", "buffers"), parts, strict=True):
@@ -351,7 +351,7 @@ class Packing:
         return cls(forms, groups + [group for group in joined if group])
 
     def moving(self) -> Packing:
-        """Return the packing of the tensors that can be differentiated only."""
+        """Return the packing of only the tensors that can be differentiated."""
         kept = [place for place, (_, dtype) in enumerate(self.forms) if is_moving(dtype)]
         groups = [[kept.index(place) for place in self.groups[at]] for at in self.moving_groups()]
         return Packing([self.forms[place] for place in kept], groups)

@@ -195,7 +195,7 @@ class Program:
         return _vary(outcome, operands[:used])
 
     def split(self, *operands: Any) -> tuple[Any, ...]:
-        """Call XLA's target so that XLA can split the call along the dimensions of `sharding=`."""
+        """Call XLA's target in a way that XLA can split along the dimensions of `sharding=`."""
         kernel = self.kernel
         if kernel.schema is None or _varying_axes(operands):  # within shard_map
             return self.call(*operands)

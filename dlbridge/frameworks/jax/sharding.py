@@ -1,10 +1,10 @@
 """Sharding rules of kernels in JAX's compiled programs, from `sharding=`.
 
-XLA replicates the operands of a foreign function on all devices. A call of a kernel that has
-`sharding=` is partitioned by `jax.experimental.custom_partitioning` instead: along the dimensions
-named it stays as its operands (or else its results) are sharded, and each device calls the kernel
-with its shard. Where shardings are part of types, as under `jax.set_mesh` with axes that are
-`Explicit`, that is a `shard_map`, and the result has such a type. Within the user's own
+XLA replicates the operands of a foreign function on all devices. Calls of a kernel that has
+`sharding=` are partitioned by `jax.experimental.custom_partitioning` instead: along the named
+dimensions, operands (or else results) stay sharded as they are, and each device calls the kernel
+with its shard. Where shardings are part of types, as under `jax.set_mesh` with `Explicit` axes, a
+`shard_map` does the same, and the type of the result has the sharding. Within the user's own
 `shard_map`, and on one device, the call is as it would be without `sharding=`.
 """
 
@@ -94,10 +94,10 @@ def partitioned(
 
 @cache
 def needs_devices() -> Any:
-    """Return a parameter for primitives within whose lowering calls may be partitioned.
+    """Return a parameter for primitives whose lowering may contain partitioned calls.
 
-    It is a program with such a call: JAX looks for one in the parameters of primitives, before it
-    decides whether a program is lowered for certain devices.
+    It is a program with such a call. JAX searches the parameters of primitives for one to decide
+    whether to lower a program for its devices.
     """
     if partitioning is None:
         return None
@@ -107,7 +107,7 @@ def needs_devices() -> Any:
 
 
 def _explicit_mesh() -> Any:
-    """Return the mesh that is set, if shardings along its axes are part of types; else None."""
+    """Return the current mesh if all its axes are Explicit, else None."""
     if not hasattr(jax.sharding, "AxisType") or not hasattr(jax, "shard_map"):
         return None
     mesh = jax.sharding.get_abstract_mesh()
@@ -118,7 +118,7 @@ def _explicit_mesh() -> Any:
 def _mapped(
     call: Callable[..., tuple[Any, ...]], ways: Sequence[Way], mesh: Any
 ) -> Callable[..., tuple[Any, ...]]:
-    """Return a function that calls `call` with shards, and whose results are typed as sharded."""
+    """Return a function that calls `call` with shards; the types of its results are sharded."""
 
     def run(*operands: Any) -> tuple[Any, ...]:
         types = [jax.typeof(each) for each in operands]
@@ -148,7 +148,7 @@ def _ways(
 
 
 def _rule(ways: Sequence[Way], operands: Sequence[Any], outcome: Sequence[Any]) -> Any:
-    """Return Shardy's rule: a factor for each way, and one for each axis that stays whole."""
+    """Return Shardy's rule: one factor for each way, and one for each axis that is not split."""
     whole: list[str] = []
 
     def mapping(axes: Sequence[int | None], rank: int) -> Any:
@@ -170,7 +170,7 @@ def _rule(ways: Sequence[Way], operands: Sequence[Any], outcome: Sequence[Any]) 
 def _place(
     ways: Sequence[Way], mesh: Any, arguments: Sequence[Any], outcome: Sequence[Any]
 ) -> tuple[Any, list[Any], list[Any]]:
-    """Return the mesh, and how operands and results are sharded: along the same axes of it."""
+    """Return the mesh, and the shardings of operands and results, along the same mesh axes."""
     if mesh.empty:  # the shardings are not of a mesh
         devices = [*arguments[0].sharding.device_set]
         mesh = Mesh(np.array(devices), ("devices",))
@@ -201,7 +201,7 @@ def _place(
 
 
 def _axes(mesh: Any, array: Any, axis: int) -> tuple[Any, ...]:
-    """Return along which axes of the mesh an axis of an array is sharded into equal parts."""
+    """Return the mesh axes along which an axis of an array is sharded into equal parts."""
     sharding = getattr(array, "sharding", None)
     if not isinstance(sharding, NamedSharding) or axis >= len(sharding.spec):
         return ()

@@ -136,9 +136,9 @@ class Program(Derived):
         ]
 
     def pullback(self, needs: tuple[int, ...]) -> Program:
-        """Return `derivative` with the cotangents and gradients of JAX.
+        """Return `derivative` with cotangents and gradients in JAX's convention.
 
-        Of complex numbers, these are the conjugates of TensorFlow's.
+        Those of complex numbers are the conjugates of TensorFlow's.
         """
         make = partial(self._differentiate, needs, _conjugated)
         found: Program = self._once(("pullback", needs), make)

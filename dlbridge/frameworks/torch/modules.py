@@ -222,10 +222,10 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 class Derived(Derivable):
-    """A function of tensors with a derivative for JAX, and so on.
+    """A function of tensors that has a derivative in JAX's convention, of any order.
 
     Attributes:
-        function: it, from tensors to one, a tuple of them, or None.
+        function: from tensors to a tensor, a tuple of tensors, or None.
         count: how many tensors it takes.
         operands, results: the places of those that are differentiated.
     """
@@ -257,7 +257,7 @@ class Derived(Derivable):
         tensors = given[: self.count]
         cotangents = tuple(map(_conjugated, given[self.count :]))
         is_caching = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # a cache would keep operands that are on loan
+        torch.set_autocast_cache_enabled(False)  # the cache would keep operands that are on loan
         try:
             if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
                 primals = [tensors[place] for place in self.operands]
@@ -270,7 +270,7 @@ class Derived(Derivable):
         return tuple(map(_conjugated, found))
 
     def _moving(self, tensors: Sequence[Any], *some: Any) -> tuple[Any, ...]:
-        """Return the results that are differentiated, with others in the place of operands."""
+        """Return the results that are differentiated, with `some` as the moving operands."""
         operands = list(tensors)
         for place, each in zip(self.operands, some, strict=True):
             operands[place] = each
@@ -285,7 +285,7 @@ class Derived(Derivable):
         )
         with torch.enable_grad():
             primals = [tensors[place] for place in self.operands]
-            # One tensor may stand at two places: each has a node of its own.
+            # A tensor may be passed twice: each place needs a node of its own.
             primals = [
                 each.view_as(each) if each.requires_grad else each.detach().requires_grad_()
                 for each in primals
