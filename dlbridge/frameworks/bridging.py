@@ -38,9 +38,10 @@ def bridge(
     `params` is `{"params": {name: array}, "buffers": {name: array}}` and shares the memory of the
     tensors; a shared parameter appears once. Differentiate with respect to `params["params"]`.
 
-    The function captures a torch.nn.Module as it is now, with its mode and its hooks. It is pure:
-    new values of buffers are returned, and torch draws random numbers from a seed that comes from
-    `rng=`, a JAX key: `jax.random.bits(key, dtype="uint32")`.
+    The function captures a torch.nn.Module as it is now, with its mode and its hooks. It computes
+    in the torch.autocast in which it is called, or is traced by JAX. It is pure: new values of
+    buffers are returned, and torch draws random numbers from a seed that comes from `rng=`, a JAX
+    key: `jax.random.bits(key, dtype="uint32")`.
 
     Results are copied into JAX's memory. Arguments are shared; if there are more than 511 tensors,
     the smallest are packed into one copy per dtype. 64-bit integers are 32 bits wide

@@ -203,9 +203,20 @@ class Model(Protocol):
 
         Args:
             structure: of the arguments.
-            static: of each leaf of them, (None, kind of key) of an array, else (type, value).
+            static: of each leaf of them, (None, kind of key) of an array, else as of `fixed`.
             forms: shape and dtype of each operand: those held, and the arrays of the arguments.
         """
+
+
+def fixed(value: Any) -> tuple[Hashable, Any]:
+    """Return the pair that stands for an argument that is not an array, in `static` and in keys.
+
+    Equal pairs are of the same value: 1, 1.0 and True differ, and 0.0 and -0.0 do.
+    """
+    kind: Hashable = type(value)
+    if kind in (float, complex):
+        kind = kind, repr(value)
+    return kind, value
 
 
 def is_moving(dtype: DType) -> bool:

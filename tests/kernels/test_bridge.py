@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -344,6 +348,9 @@ def test_unsupported_modules_are_refused_with_advice():
         dlbridge.bridge(nn.LazyLinear(3), to="jax")
     with pytest.raises(ArgumentError, match="there is no dict 'params'"):
         function(params["params"], X)
+    for forgotten in (X, jnp.asarray(X), torch.from_numpy(X), None):
+        with pytest.raises(ArgumentError, match="there is no dict 'params'"):
+            function(forgotten)
     fewer = {name: each for name, each in params["params"].items() if name != "0.bias"}
     with pytest.raises(ArgumentError, match=r"'params' lacks '0\.bias'"):
         function({**params, "params": fewer}, X)
@@ -424,6 +431,72 @@ def test_modes_of_torch_around_a_gradient_of_jax_take_nothing_from_it(mode):
         for each, other in zip(found, expected, strict=True):
             assert np.allclose(each, other, rtol=0.05, atol=0.02)
             assert np.any(each != 0)
+
+
+class Wide(nn.Module):
+    """Its results are as wide as JAX allows, and as torch.set_default_dtype says."""
+
+    def forward(self, x):
+        return x.argmax(-1), x.double().exp(), torch.ones(2) * x.sum()
+
+
+def test_dtypes_of_results_do_not_depend_on_those_of_earlier_calls():
+    """Whether JAX has 64 bits, torch.autocast and the default dtype may change in between."""
+    function, params = dlbridge.bridge(Wide(), to="jax")
+    x = jnp.asarray(X, "float16")
+
+    def dtypes():
+        return [str(each.dtype) for each in function(params, x)]
+
+    narrow, wide = ["int32", "float32", "float32"], ["int64", "float64", "float32"]
+    assert dtypes() == narrow
+    with jax.enable_x64(True):
+        assert dtypes() == wide
+        expected = np.exp(np.asarray(x, "float64"))
+        np.testing.assert_allclose(function(params, x)[1], expected, rtol=1e-12)
+    assert dtypes() == narrow
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert dtypes() == narrow
+        with jax.enable_x64(True):
+            assert dtypes() == ["int64", "float64", "float64"]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert dtypes() == narrow
+
+
+@pytest.mark.parametrize("first", ["outside", "inside"])
+def test_autocast_is_that_of_the_call_or_of_the_trace(first):
+    function, params = dlbridge.bridge(nn.Linear(4, 2), to="jax")
+    inside = partial(torch.autocast, "cpu", torch.bfloat16)
+    blocks = [("float32", nullcontext), ("bfloat16", inside)]
+    compiled = {}
+    for dtype, block in blocks if first == "outside" else reversed(blocks):
+        x = jnp.full((3, 4), 1.001)
+        with block():
+            assert function(params, x).dtype == dtype
+            compiled[dtype] = jax.jit(partial(function, params)).lower(x).compile()
+            eager = function(params, x)
+            _, pull = jax.vjp(partial(function, params), x)
+        assert np.array_equal(compiled[dtype](x), eager)
+        with inside():  # which a program traced outside does not see
+            assert np.array_equal(compiled[dtype](x), eager)
+            slope = pull(jnp.ones_like(eager))
+        assert np.array_equal(slope, pull(jnp.ones_like(eager)))
+    assert function(params, jnp.ones((3, 4))).dtype == "float32"
+
+
+def test_numbers_that_are_equal_but_not_the_same_have_a_signature_each():
+    class Signs(nn.Module):
+        def forward(self, x, number):
+            return x + math.copysign(1.0, number), str(type(number)), number
+
+    function, params = dlbridge.bridge(Signs(), to="jax")
+    for number, sign in ((0.0, 1), (-0.0, -1), (1, 1), (1.0, 1), (True, 1)):
+        found, kind, same = function(params, jnp.zeros(2), number)
+        assert found.tolist() == [sign, sign]
+        assert kind == str(type(number))
+        assert repr(same) == repr(number)
 
 
 def test_results_that_depend_on_no_argument_have_no_gradient():

@@ -302,6 +302,12 @@ def test_arguments_and_results_are_trees_and_the_rest_is_compiled_in():
     assert len(module(batch, scale=3.0, flag=False)["a"]) == 2
 
 
+def test_numbers_that_are_equal_but_not_the_same_have_a_signature_each():
+    module = bridged(lambda own, x, number: jnp.copysign(own["e"] + x, number), {"e": normal(2)})
+    for number, sign in ((0.0, 1), (-0.0, -1), (0, 1), (True, 1), (-1.0, -1), (-1, -1)):
+        assert module(torch.ones(2), number).sign().tolist() == [sign, sign]
+
+
 def embedding():
     return bridged(lambda own, tokens: own["e"][tokens], {"e": normal(10, 4)})
 

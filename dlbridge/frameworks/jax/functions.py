@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +22,7 @@ from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import describe
-from dlbridge.frameworks.models import is_moving
+from dlbridge.frameworks.models import fixed, is_moving
 from dlbridge.kernels.gradients import Automatic, Derivable
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import Schema, join_parts
@@ -52,6 +52,9 @@ class Module(Protocol):
     platforms: tuple[str, ...]
     parameters: dict[str, Any]
     buffers: dict[str, Any]
+
+    def modes(self) -> Hashable:
+        """Return the modes of the other framework that a call depends on."""
 
     def trace(self, forms: Sequence[Form], rebuild: Any) -> Any:
         """Find out what a call does."""
@@ -94,15 +97,18 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
     parts = tuple(module.parameters), tuple(module.buffers)
     array_type = adapter.adapter("jax").array_type()
 
+    def modes() -> Hashable:
+        return jax.config.jax_enable_x64, module.modes()
+
     def find(params: Any, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
         """Return what a call does, and its operands, after checks."""
         own = _tensors_of(module, params)
         leaves, structure = jax.tree.flatten((args, kwargs))
         leaves = [jnp.asarray(each) if _is_array(each) else each for each in leaves]
         operands = [*own, *[each for each in leaves if _is_array(each)]]
-        static = tuple(None if _is_array(each) else (type(each), each) for each in leaves)
+        static = tuple(None if _is_array(each) else fixed(each) for each in leaves)
         shapes = _shapes(operands)
-        key = structure, shapes, _hashable(module, static)
+        key = structure, shapes, _hashable(module, static), modes()
         with lock:
             call = calls.get(key)
             if call is None:
@@ -118,7 +124,7 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
         if operands is not None:
             operands += leaves
             if not set(map(type, operands)) - {array_type}:
-                call = calls.get((structure, _shapes(operands), (None,) * len(leaves)))
+                call = calls.get((structure, _shapes(operands), (None,) * len(leaves), modes()))
                 if call is not None:
                     return call, operands
         return find(params, args, kwargs)
@@ -152,15 +158,12 @@ def _shapes(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 def _arrays_of(parts: tuple[tuple[str, ...], ...], params: Any) -> list[Any] | None:
     """Return the leaves of `params` with these names; None if the names differ."""
-    try:
-        found = []
-        for part, names in zip(("params", "buffers"), parts, strict=True):
-            tree = params[part]
-            if len(tree) != len(names):
-                return None
-            found += [tree[name] for name in names]
-    except not_from_handler(TypeError, KeyError):
-        return None
+    found: list[Any] = []
+    for part, names in zip(("params", "buffers"), parts, strict=True):
+        tree = params.get(part) if isinstance(params, dict) else None
+        if not isinstance(tree, dict) or len(tree) != len(names):
+            return None
+        found += [tree.get(name) for name in names]
     return found
 
 

@@ -61,6 +61,9 @@ class Module:
         self.buffers = {each.name: each.array for each in model.held if not each.is_trained}
         self._own = [(tuple(each.array.shape), as_dtype(each.array.dtype)) for each in model.held]
 
+    def modes(self) -> None:
+        """Return the modes of TensorFlow that a call depends on: none."""
+
     def trace(self, forms: Sequence[Form], rebuild: Rebuild) -> Traced:
         """Trace a call; parameters and buffers have the model's own dtypes in it.
 

@@ -29,7 +29,7 @@ from dlbridge._core import native
 from dlbridge.dtype import as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
-from dlbridge.frameworks.models import Model, Program
+from dlbridge.frameworks.models import Model, Program, fixed
 from dlbridge.frameworks.torch.internals import guard_is_open
 from dlbridge.frameworks.torch.operators import grad_modes, is_needed
 
@@ -152,7 +152,7 @@ def _take(model: Model, leaf: Any, operands: list[Any]) -> tuple[Any, Any]:
         return None, None
     array = model.take(leaf)
     if array is None:
-        return type(leaf), leaf
+        return fixed(leaf)
     operands.append(native.convert(array[0], "torch"))
     return None, array[1]
 
@@ -659,7 +659,7 @@ def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int
     signatures = _BY_NUMBER[number]
     model = signatures.model
     leaves, structure = model.flatten(_example(arguments))
-    static = tuple([(None, None) if each is _TENSOR else (type(each), each) for each in leaves])
+    static = tuple([(None, None) if each is _TENSOR else fixed(each) for each in leaves])
     found = signatures.find(structure, static, tuple([(torch.Size(x), y) for x, y in forms]))
     places = tuple(place for place, needed in enumerate(needs) if needed)
     chosen = _choose(found.program, places)

@@ -8,7 +8,7 @@ for each signature, on fake tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from dlbridge.kernels.gradients import Derivable
 
 Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 Form = tuple[tuple[int, ...], DType]
+_Autocast = tuple[torch.dtype | None, ...]  # for each platform of a module; None: it is off
 
 _RANDOM = registry.lock()  # one generator serves the process
 
@@ -104,6 +105,10 @@ class Module:
                 f"this {self.name} are on {', '.join(sorted(devices))}"
             )
 
+    def modes(self) -> tuple[torch.dtype, _Autocast]:
+        """Return the modes of torch that a call depends on."""
+        return torch.get_default_dtype(), _autocast_now(self.platforms)
+
     def trace(self, forms: Sequence[Form], rebuild: Rebuild) -> Traced:
         """Find out what a call does, on fake tensors.
 
@@ -141,7 +146,10 @@ class Module:
         return Traced(outcome, results, frozenset(written), watch.is_random)
 
     def function(self, rebuild: Rebuild, traced: Traced, taken: Any, made: Any) -> Derived:
-        """Return the function of one signature, which takes packed tensors, then the seed."""
+        """Return the function of one signature, which takes packed tensors, then the seed.
+
+        It computes in the autocast of now, whenever it is called.
+        """
         dtypes = [dtype.to("torch") for _, dtype in made.forms]
         casts = [
             (place, own)
@@ -151,8 +159,13 @@ class Module:
         buffers = range(len(self.parameters), self.count)
         written = sorted(traced.written)
         updated = [place for place in written if self.is_buffer(place)]
+        autocast = _autocast_now(self.platforms)
 
         def run(*packed: Any) -> Any:
+            with _in_autocast(self.platforms, autocast):
+                return run_here(*packed)
+
+        def run_here(*packed: Any) -> Any:
             operands = taken.unpack(packed)
             for place, dtype in casts:
                 operands[place] = operands[place].to(dtype)
@@ -169,7 +182,8 @@ class Module:
             return made.outcome(_cast(found, dtypes), _join)
 
         count = len(taken.groups) + traced.is_random
-        return Derived(run, count, taken.moving_groups(), made.moving_groups())
+        places = taken.moving_groups(), made.moving_groups()
+        return Derived(run, count, *places, self.platforms)
 
     def is_buffer(self, place: int) -> bool:
         """Return whether the operand at `place` is a buffer."""
@@ -221,6 +235,33 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
+def _autocast_now(platforms: Sequence[str]) -> _Autocast:
+    return tuple(
+        [
+            torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None
+            for each in platforms
+        ]
+    )
+
+
+def _in_autocast(platforms: Sequence[str], wanted: _Autocast) -> AbstractContextManager[Any]:
+    """Return a block in which autocast is as `wanted` on these platforms."""
+    now = _autocast_now(platforms)
+    if now == wanted:
+        return nullcontext()
+    triples = zip(platforms, wanted, now, strict=True)
+    return _switched([pair for *pair, other in triples if pair[1] != other])
+
+
+@contextmanager
+def _switched(pairs: Sequence[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for platform, dtype in pairs:
+            block = torch.autocast(platform, dtype=dtype, enabled=dtype is not None)
+            stack.enter_context(block)
+        yield
+
+
 class Derived(Derivable):
     """A function of tensors that has a derivative in JAX's convention, of any order.
 
@@ -228,6 +269,7 @@ class Derived(Derivable):
         function: from tensors to a tensor, a tuple of tensors, or None.
         count: how many tensors it takes.
         operands, results: the places of those that are differentiated.
+        platforms: of the module.
     """
 
     __name__ = "call"
@@ -238,11 +280,13 @@ class Derived(Derivable):
         count: int,
         operands: tuple[int, ...],
         results: tuple[int, ...],
+        platforms: Sequence[str],
     ) -> None:
         self.function = function
         self.count = count
         self.operands = operands
         self.results = results
+        self.platforms = platforms
 
     def __call__(self, *tensors: Any) -> Any:
         return self.function(*tensors)
@@ -250,8 +294,9 @@ class Derived(Derivable):
     def derive(self) -> Derived:
         """Return the function from tensors and cotangents to gradients."""
         cotangents = range(self.count, self.count + len(self.results))
-        gradients = range(len(self.operands))
-        return Derived(self._pull, cotangents.stop, (*self.operands, *cotangents), tuple(gradients))
+        operands = *self.operands, *cotangents
+        gradients = tuple(range(len(self.operands)))
+        return Derived(self._pull, cotangents.stop, operands, gradients, self.platforms)
 
     def _pull(self, *given: Any) -> tuple[Any, ...]:
         tensors = given[: self.count]
@@ -259,12 +304,14 @@ class Derived(Derivable):
         is_caching = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # the cache would keep operands that are on loan
         try:
-            if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
-                primals = [tensors[place] for place in self.operands]
-                _, pull = torch.func.vjp(partial(self._moving, tensors), *primals)
-                found = pull(cotangents)
-            else:
-                found = self._pull_by_autograd(tensors, cotangents)
+            # A backward pass is not meant for autocast; the module enters its own.
+            with _in_autocast(self.platforms, (None,) * len(self.platforms)):
+                if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+                    primals = [tensors[place] for place in self.operands]
+                    _, pull = torch.func.vjp(partial(self._moving, tensors), *primals)
+                    found = pull(cotangents)
+                else:
+                    found = self._pull_by_autograd(tensors, cotangents)
         finally:
             torch.set_autocast_cache_enabled(is_caching)
         return tuple(map(_conjugated, found))
