@@ -29,6 +29,7 @@ from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
+models = pytest.importorskip("dlbridge.frameworks.jax.models")
 fwd = torch.autograd.forward_ad
 
 
@@ -589,6 +590,41 @@ def test_trees_as_other_libraries_make_them(style):
     module = bridged(function, params)
     assert list(module.state_dict()) == names
     close(module(X).detach(), X @ torch.from_numpy(w) + torch.from_numpy(b))
+
+
+@pytest.fixture
+def no_compilation_cache():
+    directory = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", directory)
+
+
+@pytest.mark.usefixtures("no_compilation_cache")
+def test_nothing_is_left_of_what_has_jax_compute_in_the_thread_of_the_caller():
+    program = models.Program("double", lambda x: (2 * x,), [((3,), dlbridge.float32)])
+    lowered = program.run.lower(jnp.ones(3))
+    assert ("callback" in lowered.as_text()) == models.STAYS_IN_THREAD
+    text = lowered.compile().as_text()
+    assert "custom-call" not in text
+    assert "conditional" not in text
+
+
+CACHED = """
+import dlbridge, jax, torch
+module = dlbridge.bridge(lambda params, x: params @ x, to="torch", params=jax.numpy.ones((4, 4)))
+print(module(torch.ones(4)).tolist())
+"""
+
+
+@pytest.mark.subprocess
+def test_programs_go_into_the_compilation_cache_of_jax(run_python, tmp_path):
+    settings = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    assert run_python(CACHED, **settings).check().strip() == "[4.0, 4.0, 4.0, 4.0]"
+    assert any(path.name.startswith("jit_computed") for path in tmp_path.iterdir())
 
 
 # ---- refusals ------------------------------------------------------------------------------------

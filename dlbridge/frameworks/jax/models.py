@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,7 @@ class Program(Derived):
     def __init__(self, name: str, function: Function, forms: Iterable[Form]) -> None:
         super().__init__(name, forms)
         self.is_wide = _is_wide()
-        self.run = jax.jit(function)
+        self.run = jax.jit(_in_thread_of_caller(function))
         shapes = [jax.ShapeDtypeStruct(shape, dtype.to("numpy")) for shape, dtype in self.forms]
         made = jax.eval_shape(self.run, *shapes)
         self._set_results([(tuple(each.shape), as_dtype(each.dtype)) for each in made])
@@ -340,6 +340,44 @@ def _value(source: Source, known: dict[tuple[str, int], Any]) -> Any:
     if source.kind == "constant":
         return source.value
     return _wrap(known[source.kind, source.value], source.impl)
+
+
+def _in_thread_of_caller(function: Function) -> Function:
+    """Return the function, such that `jax.jit` computes it on the CPU in the thread that calls it.
+
+    Otherwise JAX computes in a thread of its own, while the caller goes on. Here the caller always
+    waits, and to wake that thread takes longer than to compute a small program. JAX calls a program
+    that may call Python where it is, so this one has such a call: in a branch that is never taken,
+    which XLA removes. JAX's persistent compilation cache takes no program with callbacks; where it
+    is on, nothing is added.
+    """
+
+    def computed(*operands: Any) -> tuple[Any, ...]:
+        results = function(*operands)
+        if not results or not STAYS_IN_THREAD or jax.config.jax_compilation_cache_dir is not None:
+            return results
+        first = jax.lax.platform_dependent(results[0], cpu=_may_call_python, default=_same)
+        return (first, *results[1:])
+
+    return computed
+
+
+# Earlier versions dispatch programs with callbacks in Python, which takes 300 microseconds.
+STAYS_IN_THREAD = jax.__version_info__ >= (0, 7, 2)
+
+
+def _may_call_python(x: Any) -> Any:
+    flag = jax.ShapeDtypeStruct((), jnp.bool_)
+    called = jax.lax.cond(False, lambda: jax.pure_callback(_never, flag), lambda: jnp.array(False))
+    return jax.lax.optimization_barrier((x, called))[0]
+
+
+def _never() -> NoReturn:
+    raise AssertionError
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def _gradients(pull: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
