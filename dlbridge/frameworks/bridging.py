@@ -54,9 +54,9 @@ def bridge(
     into them. All other leaves are compiled in.
 
     Every call lends the memory of the tensors to the other framework and takes its results, without
-    a copy; JAX computes on the CPU in the thread of the call. Derivatives are of any order, torch.compile has the call as one operator, and
-    torch.func.vmap is `jax.vmap`, or `tf.vectorized_map`. Keras gets the mode of the torch module
-    as `training=`.
+    a copy; JAX computes on the CPU in the thread of the call. Derivatives are of any order,
+    torch.compile has the call as one operator, and torch.func.vmap is `jax.vmap`, or
+    `tf.vectorized_map`. Keras gets the mode of the torch module as `training=`.
 
     A function is TensorFlow's if its trees hold one of its tensors, or if tf.function made it.
     Floating and
