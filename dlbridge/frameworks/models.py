@@ -208,12 +208,12 @@ class Model(Protocol):
         """
 
 
-def fixed(value: Any) -> tuple[Hashable, Any]:
+def fixed(value: Any) -> tuple[Any, Any]:
     """Return the pair that stands for an argument that is not an array, in `static` and in keys.
 
     Equal pairs are of the same value: 1, 1.0 and True differ, and 0.0 and -0.0 do.
     """
-    kind: Hashable = type(value)
+    kind: Any = type(value)
     if kind in (float, complex):
         kind = kind, repr(value)
     return kind, value

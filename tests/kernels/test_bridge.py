@@ -403,6 +403,59 @@ def test_a_module_may_use_an_autograd_function_that_torch_func_refuses():
     close(jax.grad(lambda x: jax.grad(loss)(x).sum())(x), torch.from_numpy(12 * X**2), 1e-4)
 
 
+def test_a_module_with_checkpoints_has_derivatives_in_inference_mode():
+    """`torch.utils.checkpoint` needs hooks of saved tensors, which torch.func refuses."""
+
+    class Checkpointed(nn.Linear):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False).tanh()
+
+    function, params = dlbridge.bridge(Checkpointed(6, 3), to="jax")
+    slope = jax.grad(lambda x: (function(params, x) ** 2).sum())
+    twice = jax.grad(lambda x: (slope(x) ** 2).sum())
+    x = jnp.asarray(X)
+    expected = slope(x), twice(x)
+    with torch.inference_mode():
+        for found, other in zip((slope(x), twice(x)), expected, strict=True):
+            np.testing.assert_allclose(found, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_may_keep_results_of_an_earlier_call():
+    """torch.nn.utils.weight_norm does, too."""
+
+    class Keeping(nn.Linear):
+        def forward(self, x):
+            self.kept = super().forward(x)
+            return self.kept.tanh()
+
+    for module in (Keeping(6, 3), nn.utils.weight_norm(nn.Linear(6, 3))):
+        expected = module(torch.from_numpy(X))
+        function, params = dlbridge.bridge(module, to="jax")
+        close(function(params, X), expected)
+        check_gradients(module, jax.grad(loss_of(function, params))(params["params"], X))
+
+
+class Attention(nn.Module):
+    def forward(self, x):
+        dropout = 0.1 if self.training else 0.0
+        x = x[None]
+        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout)
+
+
+def test_attention_draws_random_numbers_for_its_dropout_alone():
+    x = X[None]
+    for module in (Attention().eval(), nn.TransformerEncoderLayer(6, 2, 4, dropout=0.0)):
+        function, params = dlbridge.bridge(module, to="jax")
+        expected = module(torch.from_numpy(x))
+        close(function(params, x), expected)
+        close(jax.jit(function)(params, x), expected)
+    function, params = dlbridge.bridge(Attention(), to="jax")
+    with pytest.raises(ArgumentError, match="draws random numbers; pass rng="):
+        function(params, x)
+    first, other = (function(params, x, rng=jax.random.key(seed)) for seed in (1, 2))
+    assert not np.array_equal(first, other)
+
+
 MODES = {
     "inference": torch.inference_mode,
     "no_grad": torch.no_grad,

@@ -47,6 +47,16 @@ def test_gradients_agree_with_differences(jax: Any, kernels: Any, check_grads: A
     assert traced(x, 3.0).tolist() == [3.0] * 5
 
 
+def test_derivatives_keep_no_tracers(jax: Any, jnp: Any, kernels: Any) -> None:
+    mul = kernels.mul("mul_without_leaks")
+    cube = lambda x: mul.jax(mul.jax(x, x), x).sum()  # noqa: E731
+    with jax.checking_leaks():
+        second = jax.jit(jax.grad(lambda x: (jax.grad(cube)(x) ** 2).sum()))
+        assert second(jnp.ones(3)).tolist() == [36.0] * 3
+        tangent = jax.jit(lambda x: jax.jvp(jax.grad(cube), (x,), (x,))[1])
+        assert tangent(jnp.ones(3)).tolist() == [6.0] * 3
+
+
 def test_second_derivatives_where_the_vjp_can_be_differentiated(
     jax: Any, jnp: Any, kernels: Any
 ) -> None:

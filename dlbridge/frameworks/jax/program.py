@@ -488,8 +488,9 @@ def _with_transposed_vjp(program: Program, call: Call) -> Any:
             return outcome, tuple(map(_zero_tangent, outcome))
         vjp = gradients.make_vjp(program.kernel)
         assert vjp is not None
-        rules = _VjpRules(program, vjp, flags, operands, outcome)
-        found = iter(rules.linear(rules.kept, moving))
+        kept, structure = jax.tree.flatten(_keep(program, vjp, operands, outcome))
+        results = [(each.shape, each.dtype) for each in outcome]
+        found = iter(_VjpRules(program, vjp, flags, structure, results).linear(kept, moving))
         return outcome, tuple(
             next(found) if _is_differentiable(each) else _zero_tangent(each) for each in outcome
         )
@@ -499,10 +500,12 @@ def _with_transposed_vjp(program: Program, call: Call) -> Any:
 
 
 class _VjpRules:
-    """A vjp and its transpose, of the values of one call.
+    """A vjp and its transpose. JAX keeps them in its programs, so they hold no values of a call.
 
     Attributes:
-        kept: what the vjp needs of the call, in a row.
+        flags: the tensors that are differentiated.
+        structure: of the _Kept whose leaves are called `kept`.
+        results: shape and dtype of each.
         linear: the transpose, from the tangents of the tensors that `flags` marks to those of the
             floating results, whose transpose is the vjp.
     """
@@ -512,16 +515,15 @@ class _VjpRules:
         program: Program,
         vjp: Vjp,
         flags: Sequence[bool],
-        operands: Sequence[Any],
-        outcome: Sequence[Any],
+        structure: Any,
+        results: Sequence[tuple[Any, Any]],
     ) -> None:
         self.program = program
         self.vjp = vjp
         self.flags = flags
-        values = _keep(program, vjp, operands, outcome)
-        self.kept, self.structure = jax.tree.flatten(values)
-        self.results = [(each.shape, each.dtype) for each in outcome]
-        shapes = [jax.ShapeDtypeStruct(*each) for each in self.results]
+        self.structure = structure
+        self.results = results
+        shapes = [jax.ShapeDtypeStruct(*each) for each in results]
         self.linear = Linear(self.push, self.pull, list(filter(_is_differentiable, shapes)))
 
     def pull(self, kept: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:

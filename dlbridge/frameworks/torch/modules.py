@@ -77,7 +77,7 @@ class Module:
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self._check(tensors)
         self.platforms = (tensors[0].device.type,) if tensors else ("cpu", "cuda")
-        self.copy = deepcopy(module, {id(each): each for each in tensors})
+        self.copy = deepcopy(module, {id(each): each for each in tensors} | _detached(module))
         places = {id(each): place for place, each in enumerate(tensors)}
         self.count = len(tensors)
         self._dtypes = [each.dtype for each in tensors]
@@ -213,6 +213,16 @@ class Module:
                     object.__setattr__(part, "__dict__", kept)
 
 
+def _detached(module: torch.nn.Module) -> dict[int, Any]:
+    """Return what `deepcopy` shall take for results of an earlier call, which it refuses."""
+    return {
+        id(each): each.detach()
+        for part in module.modules()
+        for each in vars(part).values()
+        if isinstance(each, torch.Tensor) and not each.is_leaf
+    }
+
+
 _join = partial(torch.cat, dim=-1)
 
 
@@ -299,6 +309,9 @@ class Derived(Derivable):
         return Derived(self._pull, cotangents.stop, operands, gradients, self.platforms)
 
     def _pull(self, *given: Any) -> tuple[Any, ...]:
+        if torch.is_inference_mode_enabled() and not torch._C._are_functorch_transforms_active():
+            with torch.inference_mode(False):  # autograd takes no tensors that were made within
+                return self._pull(*[each.clone() for each in given])
         tensors = given[: self.count]
         cotangents = tuple(map(_conjugated, given[self.count :]))
         is_caching = torch.is_autocast_cache_enabled()
@@ -306,7 +319,7 @@ class Derived(Derivable):
         try:
             # A backward pass is not meant for autocast; the module enters its own.
             with _in_autocast(self.platforms, (None,) * len(self.platforms)):
-                if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+                if torch._C._are_functorch_transforms_active():
                     primals = [tensors[place] for place in self.operands]
                     _, pull = torch.func.vjp(partial(self._moving, tensors), *primals)
                     found = pull(cotangents)
@@ -367,9 +380,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         self.is_random = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.is_random |= torch.Tag.nondeterministic_seeded in func.tags
         parts = func._schema.arguments
-        values = dict(zip((part.name for part in parts), args, strict=False)) | (kwargs or {})
+        values = {part.name: part.default_value for part in parts if part.has_default_value()}
+        values |= dict(zip((part.name for part in parts), args, strict=False)) | (kwargs or {})
+        is_seeded = torch.Tag.nondeterministic_seeded in func.tags
+        self.is_random |= is_seeded and values.get("dropout_p", values.get("p")) != 0
         written = [p.name for p in parts if p.alias_info is not None and p.alias_info.is_write]
         if values.get("training") or values.get("train"):
             written += ["running_mean", "running_var"]  # batch norms do not declare them
