@@ -552,6 +552,10 @@ def torch_guard_open(
     """Find libtorch's predicates; False when one is missing."""
 
 def torch_guard_allows(tensor: object, /) -> bool: ...
+def torch_is_observed(libtorch_cpu: str, /) -> bool:
+    """Whether profilers or other observers see every operator of this thread; also False where
+    torch cannot be asked."""
+
 def bind_kernel(
     kernel: KernelBase, framework: str | None, name: str, doc: str, module: str = ..., /
 ) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -267,6 +268,67 @@ def test_the_guard_opens_inside_any_mode(run_python: Any) -> None:
         print("done")
     """
     assert run_python(code).check().strip() == "done"
+
+
+_OF_THE_PROCESS = {
+    "level": """
+        with torch.autograd.forward_ad.dual_level():
+            meet()
+    """,
+    "level of another thread": """
+        with torch.autograd.forward_ad.dual_level():
+            worker = threading.Thread(target=meet)
+            worker.start()
+            worker.join()
+    """,
+    "profiler": """
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        with torch.profiler.profile(experimental_config=config):
+            meet()
+    """,
+    "execution trace": """
+        observer = torch.profiler.ExecutionTraceObserver()
+        observer.register_callback(os.devnull)
+        observer.start()
+        meet()
+        observer.unregister_callback()
+    """,
+    "warnings": """
+        torch.set_warn_always(True)
+        warnings.simplefilter("error")
+        meet()
+        warnings.simplefilter("default")
+    """,
+}
+
+
+@pytest.mark.full
+@pytest.mark.preloaded("torch")
+@pytest.mark.parametrize("proved", [True, False], ids=["proved", "unproved"])
+@pytest.mark.parametrize("state", _OF_THE_PROCESS)
+def test_states_of_the_whole_process_put_the_trial_off(
+    run_python: Any, state: str, proved: bool
+) -> None:
+    """What holds in all threads holds in the trial's too: it is made when that has ended."""
+    prologue = f"""
+        import os, threading, warnings
+        import torch, dlbridge
+        from dlbridge._core import native
+        from dlbridge.frameworks.torch import internals, proofs
+        if not {proved}:
+            proofs.proof = lambda: None
+        def meet():
+            assert dlbridge.to_numpy(torch.ones(3)).tolist() == [1, 1, 1]
+            assert not internals.guard_is_closed() or not {proved}
+            assert internals.shim_lacks() is None or not {proved}
+    """
+    epilogue = """
+        meet()
+        assert native.torch_direct_allows(torch.ones(3))
+        print("done")
+    """
+    code = "".join(map(textwrap.dedent, (prologue, _OF_THE_PROCESS[state], epilogue)))
+    assert run_python(code).check().strip().endswith("done")
 
 
 @pytest.mark.full

@@ -534,6 +534,16 @@ static PyObject *open_guard(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_TRUE;
 }
 
+/* torch_is_observed(libtorch_cpu) -> whether functions are called for every operator of
+ * this thread; also false where torch cannot be asked. */
+static PyObject *is_observed(PyObject *Py_UNUSED(module), PyObject *path) {
+    const char *cpu_path = PyUnicode_AsUTF8(path);
+    if (cpu_path == NULL)
+        return NULL;
+    return PyBool_FromLong(dlb_internals_load(cpu_path, NULL) == NULL &&
+                           dlb_internals.has_callbacks());
+}
+
 static PyObject *guard_allows(PyObject *Py_UNUSED(module), PyObject *tensor) {
     if (dlb_torch_word == 0 || !PyObject_TypeCheck(tensor, guard.type))
         Py_RETURN_FALSE;
@@ -731,6 +741,9 @@ PyMethodDef dlb_torch_functions[] = {
      "/)\n--\n\nFind libtorch's predicates."},
     {"torch_guard_allows", guard_allows, METH_O,
      "torch_guard_allows($module, tensor, /)\n--\n\nWhether a torch.Tensor is plain."},
+    {"torch_is_observed", is_observed, METH_O,
+     "torch_is_observed($module, libtorch_cpu, /)\n--\n\nWhether profilers or other "
+     "observers see every operator of this thread."},
     {"torch_direct_open", open_direct, METH_VARARGS,
      "torch_direct_open($module, libtorch_cpu, libc10, tensor_type, parameter_type, "
      "samples, /)\n--\n\nFind what the guard of direct calls reads."},

@@ -7,7 +7,8 @@ them. On any version without one no memory is read to find things out: the publi
 and the dispatcher serve, and queries of torch's functions, Python's and C++'s.
 
 On a proved version all is still tried before it is relied on, on tensors and modes of every kind,
-since the same version may be built in another way. Any surprise closes the direct path.
+since the same version may be built in another way. Any surprise closes the direct path. A trial is
+put off while the process is in a state that would surprise it: `_is_disturbed`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def direct_is_open() -> bool:
 
 _OPEN: list[bool] = []  # of `guard_is_open`, once it is known
 _QUERIED: list[bool] = []  # of `queries_are_open`
+_PLACED: list[bool] = []  # whether C knows the places while the guard is not open
 _TRYING: list[threading.Thread] = []  # the thread that finds it out
 _OPENING = registry.lock()
 
@@ -68,7 +70,9 @@ def guard_is_open() -> bool:
     """
     if _OPEN:
         return _OPEN[0]
-    return _find_out(_OPEN, lambda: proofs.proof() is not None and _try(_open_guard))
+    return not _is_disturbed() and _find_out(
+        _OPEN, lambda: proofs.proof() is not None and _try(_open_guard)
+    )
 
 
 def guard_is_closed() -> bool:
@@ -87,7 +91,9 @@ def queries_are_open() -> bool:
     Of a version without a proof: which tensors are plain, and which threads have no modes. The
     first call finds it out.
     """
-    return _QUERIED[0] if _QUERIED else _find_out(_QUERIED, lambda: _try(_set_queries))
+    if _QUERIED:
+        return _QUERIED[0]
+    return not _is_disturbed() and _find_out(_QUERIED, lambda: _try(_set_queries))
 
 
 def _find_out(found: list[bool], attempt: Callable[[], bool]) -> bool:
@@ -99,6 +105,19 @@ def _find_out(found: list[bool], attempt: Callable[[], bool]) -> bool:
         if not found:
             found.append(attempt())
     return found[0]
+
+
+def _is_disturbed() -> bool:
+    """Return whether the process, not only this thread, has what no trial can step out of.
+
+    A level of forward mode is the only one of all threads. An observer of all threads (of a
+    profiler or an execution trace) has to see every call, and is itself no sign of another torch.
+    """
+    torch: Any = sys.modules["torch"]
+    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
+        return True
+    library = _library("torch_cpu") if proofs.proof() is not None else None
+    return library is not None and native.torch_is_observed(library)
 
 
 def _try(attempt: Callable[[], bool]) -> bool:
@@ -115,14 +134,21 @@ def _try(attempt: Callable[[], bool]) -> bool:
     return results == [True]
 
 
-def _open_guard() -> bool:
+def _hand_in_places() -> bool:
     found = proofs.proof()
+    torch: Any = sys.modules["torch"]
+    if found is None or not _agrees(torch, found, torch.ones(2, device="cpu")):
+        return False
+    native.torch_places(found.places)
+    return True
+
+
+def _open_guard() -> bool:
+    if not _hand_in_places():
+        return False
     torch: Any = sys.modules["torch"]
     sample = torch.ones(2, device="cpu")
     libraries = _library("torch_cpu"), _library("c10")
-    if found is None or not _agrees(torch, found, sample):
-        return False
-    native.torch_places(found.places)
     native.torch_tracing(torch._C._get_tracing_state)
     if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
         return False
@@ -263,7 +289,7 @@ def unusual_tensors(torch: Any, x: Any, shape: tuple[int, ...] = (2,)) -> Iterat
     finally:
         functorch._grad_decrement_nesting()
     with torch.autograd.forward_ad.dual_level():
-        yield torch.autograd.forward_ad.make_dual(x, x.clone())
+        yield torch._make_dual(x, x.clone(), level=0)  # make_dual loads all decompositions first
 
 
 def _unusual_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
@@ -542,7 +568,8 @@ def open_shim(hidden: str | None = None) -> str | None:
         return sys.platform
     if proofs.proof() is None:
         return f"what was proved: {proofs.why_unproved()}"
-    guard_is_open()  # which hands in the proved places
+    if not guard_is_open():  # else the places are known; its trial may be put off
+        _find_out(_PLACED, lambda: bool(_OPEN) or _try(_hand_in_places))
     torch: Any = sys.modules["torch"]
     cuda = _library("torch_cuda")
     return native.torch_op_open(
