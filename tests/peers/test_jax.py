@@ -69,6 +69,38 @@ def test_keys_and_abstract_shapes_are_refused() -> None:
         from_dlpack(jax.ShapeDtypeStruct((3,), "float32"))
 
 
+_FIRST_USES = {
+    "jit": "jax.jit(lambda x: (meet(), x)[1])(1.0)",
+    "scan": "jax.lax.scan(lambda carry, x: (meet(), (carry, x))[1], 1.0, np.ones(3))",
+    "eval_shape": "jax.eval_shape(lambda x: (meet(), x)[1], 1.0)",
+    "guard": "jax.config.update('jax_transfer_guard', 'disallow_explicit'); dlbridge.to_numpy(x)",
+}
+
+
+@pytest.mark.preloaded("jax")
+@pytest.mark.parametrize("place", _FIRST_USES)
+def test_the_first_array_may_be_met_inside_of_a_trace(run_python: Any, place: str) -> None:
+    """What JAX can do is found out at once there too, and holds from then on."""
+    code = f"""
+        import jax, ml_dtypes, numpy as np, dlbridge
+        from dlbridge._core import native
+        x = jax.numpy.arange(3.0)
+        def meet():
+            assert dlbridge.to_numpy(x).tolist() == [0, 1, 2]
+            assert native.take(x) is not None
+            for name in ("int4", "bfloat16", "float32"):
+                array = np.ones(2, getattr(ml_dtypes, name, None) or name)
+                made = dlbridge.to_jax(array)
+                assert made.dtype == array.dtype and isinstance(made, jax.Array)
+                assert not isinstance(made, jax.core.Tracer)
+        {_FIRST_USES[place]}
+        jax.config.update("jax_transfer_guard", "allow")
+        meet()
+        print("done")
+    """
+    assert run_python(code).check().strip() == "done"
+
+
 @pytest.mark.preloaded("jax")
 @pytest.mark.subprocess
 def test_a_version_without_the_private_names_is_read_in_c(run_python: Callable[..., Any]) -> None:

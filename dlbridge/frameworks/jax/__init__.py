@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -511,10 +511,11 @@ def _one_piece(x: Any) -> Any:
 @cache
 def _constructs(name: str) -> bool:
     """Return whether this JAX makes arrays of the dtype `name` of NumPy's, and they are right."""
-    array = np.ones(2, dtype.DType(name).numpy)
+    jax, array = sys.modules["jax"], np.ones(2, dtype.DType(name).numpy)
     try:
-        made = sys.modules["jax"].numpy.array(array, copy=True)
-        return bool(made.dtype.name == name and (np.asarray(made) == array).all())
+        with _outside_of_traces(jax):
+            made = jax.numpy.array(array, copy=True)
+            return bool(made.dtype.name == name and (np.asarray(made) == array).all())
     except not_from_handler(Exception):  # if anything fails, the dtype is not supported
         return False
 
@@ -537,10 +538,15 @@ def _makes(kind: np.dtype[Any]) -> bool:
 def _make_on(array: np.ndarray[Any, Any], device: Any) -> Any:
     if device is None and _default_device().platform != "cpu":
         device = _cpu()
-    jnp = sys.modules["jax"].numpy
+    jax = sys.modules["jax"]
     if device is None:  # which may share memory that it finds aligned
-        return jnp.asarray(array.copy())
-    return jnp.array(array, copy=True, device=device)
+        made = jax.numpy.asarray(array.copy())
+    else:
+        made = jax.numpy.array(array, copy=True, device=device)
+    if isinstance(made, jax.core.Tracer):  # inside jit: the values are known all the same
+        with jax.ensure_compile_time_eval():
+            return _make_on(array, device)
+    return made
 
 
 @cache
@@ -562,9 +568,17 @@ def _devices() -> list[int]:
 
 
 def _sample() -> Any:
-    """Return a small array on the CPU."""
+    """Return a small array on the CPU; also where the first array is met inside of a trace."""
     jax = sys.modules["jax"]
-    return jax.device_put(np.zeros(3, np.float32), _cpu())
+    with _outside_of_traces(jax):
+        return jax.device_put(np.zeros(3, np.float32), _cpu())
+
+
+@contextmanager
+def _outside_of_traces(jax: Any) -> Iterator[None]:
+    """Let JAX compute at once, and make arrays of NumPy's, whatever is traced or forbidden."""
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        yield
 
 
 @cache
