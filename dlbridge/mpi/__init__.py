@@ -135,9 +135,10 @@ GOING_ON.update(
     sendrecv=messages.go_on_exchanging,
     explain=messages.explain,
     barrier=collectives.ibarrier,
-    bcast=_going_on(collectives.ibcast, out=None),
+    bcast=_going_on(collectives.ibcast),
     allreduce=_going_on(collectives.iallreduce),
     tree=buckets.go_on,
+    itree=lambda comm, state, name: begin(name, buckets.go_on, comm, state),
     reduce=_going_on(collectives.ireduce, out=None),
     reduce_scatter=_going_on(collectives.ireduce_scatter),
     allgather=_going_on(collectives.iallgather),
@@ -350,10 +351,9 @@ def ibcast(
     x: Any = None, root: int = 0, *, to: str = "numpy", out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a bcast; see `bcast`."""
-    if out is None:
-        made = (_ibcast if comm is None else call_of(comm, "ibcast"))(x, root, to)
-        if made is not False:
-            return cast("Request", made)
+    made = (_ibcast if comm is None else call_of(comm, "ibcast"))(x, root, to, out)
+    if made is not False:
+        return cast("Request", made)
     return begin("ibcast", _begin_bcast(x), comm, x, root, to, out)
 
 

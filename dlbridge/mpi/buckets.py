@@ -299,10 +299,10 @@ def _start_agreed(
 
 
 def go_on(comm: Any, state: native.TreeBallot) -> Request:
-    """Wait for a call that C has begun and will finish."""
+    """Go on with a call that C has begun, and whose result it makes."""
 
     def wait(over: Channel) -> Request:
-        return _start_agreed(over, state.name, _call(state), state.nbytes, lambda: None)
+        return _start_agreed(over, state.name, _call(state), state.nbytes, state.result)
 
     return begins(state.name)(wait)(comm)
 

@@ -380,8 +380,13 @@ def ibcast(
         adapter.target(to, "bcast")
     except DLBridgeError as error:
         call = call._replace(error=error)
+
+    def own() -> Any:
+        """Return the result of the root."""
+        return x if call.out is None or call.source is None else call.finish(call.source.tensor)
+
     if isinstance(state, native.Collective):
-        return _go_on_copying(over, call, state, x)
+        return _go_on_copying(over, call, state, own)
     if is_root:
         call = require_tensor(call)
     if call.error is None:
@@ -403,7 +408,7 @@ def ibcast(
         if made.nbytes > native.COPIED_MOST:
             source, target = (made, None) if is_root else (None, made)
             yield from copy(over, operation, ballot.state, "bcast", source, target, root)
-        return x if is_root and call.out is None else call.finish(made)
+        return own() if is_root else call.finish(made)
 
     return start(call, over, steps)
 
@@ -660,10 +665,10 @@ def _go_on_copying(
     over: Channel,
     call: Call,
     posted: native.Collective,
-    source: Any = None,
+    instead: Callable[[], Any] = lambda: None,
     settle: Callable[[native.TensorBase], None] | None = None,
 ) -> Request:
-    """Go on with a collective that C has posted; the root of a bcast returns its source."""
+    """Go on with a collective that C has posted; `instead`: what is returned without a result."""
 
     def steps(operation: Operation) -> Steps:
         operation.kept.append(posted)
@@ -671,7 +676,7 @@ def _go_on_copying(
             yield None
         if settle is not None and posted.result is not None:
             settle(posted.result)
-        return source if posted.result is None else call.finish(posted.result)
+        return instead() if posted.result is None else call.finish(posted.result)
 
     return start(call, over, steps)
 

@@ -936,6 +936,103 @@ def ordered_dicts_by_c() -> None:
             check(x, mpi.allreduce(y))
 
 
+def trees_begun_by_c() -> None:
+    """Trees are begun in C, by Python or blocking in any mixture, and waited for in any order."""
+    rank, size = mpi.rank(), mpi.size()
+
+    def make(seed: int) -> dict[str, Any]:
+        small = [values(seed, (5,), "float32"), values(seed + 1, (), "float64")]
+        return {"small": small, "large": values(seed + 2, (40_000,), "float64"), "text": "x"}
+
+    def wanted(call: str, seeds: Sequence[int], root: int) -> Any:
+        every = [make(seed) for seed in seeds]
+        if call == "bcast":
+            return every[root]
+        how = sum if call == "allreduce" else np.stack
+        if call == "gather" and rank != root:
+            return None
+        small = [how([each["small"][k] for each in every]) for k in range(2)]
+        return {"small": small, "large": how([each["large"] for each in every]), "text": "x"}
+
+    def check_all(got: Any, expected: Any) -> None:
+        if expected is None:
+            assert got is None
+            return
+        assert list(got) == list(expected)
+        assert got["text"] == "x"
+        for (_, x), (_, y) in zip(tensors_of(got), tensors_of(expected), strict=True):
+            check(x, y)
+
+    def arguments(call: str, root: int) -> tuple[Any, ...]:
+        return () if call == "allreduce" else (root,)
+
+    names = ("allreduce", "bcast", "gather")
+    by_python_alone = {
+        "allreduce": lambda tree: mpi_buckets.iallreduce(None, tree, "sum", None),
+        "bcast": lambda tree, root: mpi_buckets.ibcast(None, tree, root, "numpy", None),
+        "gather": lambda tree, root: mpi_buckets.igather(None, tree, root, None),
+    }
+    roads = (
+        ROADS[0],
+        lambda name, given: by_python_alone[name](*given).wait,
+        ROADS[2],
+    )
+    for root in {0, size - 1}:
+        for name in names:  # C learns them
+            getattr(mpi, name)(make(rank), *arguments(name, root))
+            request = getattr(mpi, "i" + name)(make(rank), *arguments(name, root))
+            assert request._is_begun, name
+            request.wait()
+        for mixture in range(6):
+            waits, expected = [], []
+            for number in range(9):
+                name = names[(number + mixture) % 3]
+                seeds = [10 * number + each for each in range(size)]
+                road = roads[(number // 2 + mixture * (rank + 1)) % 2 if number % 4 else 2]
+                waits.append(road(name, (make(seeds[rank]), *arguments(name, root))))
+                expected.append(wanted(name, seeds, root))
+            for number in np.random.default_rng((rank, mixture)).permutation(len(waits)):
+                check_all(waits[number](), expected[number])
+    everyone = range(size)
+    out, rows = make(50), wanted("gather", everyone, rank)
+    requests = [
+        mpi.iallreduce(make(rank), out=out),
+        mpi.ibcast(make(rank), size - 1, out=make(60)),
+        mpi.igather(make(rank), 0, out=rows if rank == 0 else None),
+    ]
+    assert all(each._is_begun for each in requests)
+    assert not any(each.cancel() for each in requests)
+    got = mpi.waitall(requests)
+    assert got[0] is out
+    assert got[2] is (rows if rank == 0 else None)
+    check_all(out, wanted("allreduce", everyone, 0))
+    check_all(got[1], make(size - 1))
+    check_all(got[2], wanted("gather", everyone, 0))
+    finish()
+    mpi.barrier()
+    for name in names:  # one rank is late
+        late = rank == size - 1
+        if late:
+            hear_from(0)
+        request = getattr(mpi, "i" + name)(make(rank), *arguments(name, 0))
+        if rank == 0:
+            if name != "bcast" or size == 2:  # to send a bcast, some need no other rank
+                refused(MPITimeoutError, f"i{name}: is not over after", request.wait, 0.01)
+            say_so(size - 1)
+        check_all(request.wait(60), wanted(name, everyone, 0))
+        check_all(request.wait(), wanted(name, everyone, 0))
+        mpi.barrier()
+    for name in names:  # one rank passes another tree
+        tree = make(rank)
+        if rank == size - 1:
+            tree["large"] = tree["large"][1:]
+        request = getattr(mpi, "i" + name)(tree)
+        refused(ArgumentError, f"rank {size - 1}: {name}(a tree of 3 tensors", request.wait)
+        mpi.igather(make(rank))  # which takes place all the same
+        check(mpi.allreduce(np.ones(1)), np.full(1, float(size)))
+    finish()
+
+
 class Labelled(np.ndarray[Any, Any]):
     """A class of arrays that C has not seen."""
 
@@ -1115,7 +1212,7 @@ def quick_calls() -> None:
     )
     assert QUICK.bcast(x, True, "numpy", None) is False
     assert QUICK.bcast(x, size, "numpy", None) is False
-    assert QUICK.bcast(x, 1, "numpy", np.empty_like(x)) is False
+    assert QUICK.bcast(x, 1, "numpy", np.empty(4)) is False
     for odd in (True, 1.0, size, -1, 2**70, None):
         assert QUICK.send(x, odd, 0) is QUICK.recv(odd, 0, "numpy", None) is False, odd
     under_way = mpi.irecv(left, 5)
@@ -1307,6 +1404,15 @@ def collectives_begun_by_c() -> None:
         assert got is at
         check(got, wanted)
     assert is_equal(results[-1], every if rank == last else None)
+    for count in (1, 100, 40_000):  # the root writes its own, too, also where both overlap
+        whole = np.zeros(size * count + 2)
+        sent, got = whole[:-2], whole[2:] if rank == last else np.zeros(size * count)
+        for given in (None, got, sent):
+            whole[:-2] = rows_of(count, rank).ravel()
+            request = mpi.ibcast(sent if rank == last else given, last, out=got)
+            assert request._is_begun
+            assert request.wait() is got
+            check(got, rows_of(count, last).ravel())
     view = rows_of(1000, rank)
     request = mpi.iallreduce(view)
     view.shape = (view.size,)  # the shape of the call is that when it began
@@ -2583,6 +2689,37 @@ def interrupted_messages() -> None:
     until(has_ended, "the end of all messages")
 
 
+def interrupted_trees() -> None:
+    """A call with a tree that is interrupted takes place, and its results are in `out`."""
+    rank, size = mpi.rank(), mpi.size()
+
+    def make(at: float) -> list[Any]:
+        return [np.full(3, at), {"large": np.full(70_000, at), "small": np.full((2, 2), at)}]
+
+    def is_full(tree: Any, wanted: Any) -> bool:
+        return all(np.array_equal(x, np.full_like(x, wanted)) for _, x in tensors_of(tree))
+
+    for name, call, wanted in (
+        ("allreduce", lambda out: mpi.allreduce(make(rank + 1), out=out), size * (size + 1) / 2),
+        ("bcast", lambda out: mpi.bcast(make(rank + 1), 1, out=out), 2.0),
+    ):
+        for k in range(3):  # first Python makes it, then C
+            out = make(0)
+            mpi.barrier()
+            if rank == 0:
+                interrupt_soon()
+                with pytest.raises(KeyboardInterrupt):
+                    call(out)
+                say_so(1)
+            else:
+                if rank == 1:
+                    hear_from(0)
+                call(out)
+            mpi.barrier()
+            finish()
+            assert is_full(out, wanted), (name, k)
+
+
 def interrupts_while_c_waits() -> None:
     """C looks at no signals; the call goes on all the same, so that who sends is served."""
     rank = mpi.rank()
@@ -2647,6 +2784,7 @@ def interrupted_anywhere() -> None:
     calls += [partial(mpi.reduce, x, "max") for x in ones]
     calls += [partial(mpi.sendrecv, x, *beside) for x in ones]
     calls += [mpi.barrier, partial(mpi.alltoall, np.ones((size, 5000)))]
+    calls += [partial(call, ones) for call in (mpi.allreduce, mpi.bcast, mpi.gather)]
     for _ in range(30):
         for call in calls:
             if rank == 0:

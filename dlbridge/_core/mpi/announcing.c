@@ -88,11 +88,10 @@ static int receive_copies(call *self, dlb_copy_kind kind) {
 
 static int settled_bcast(call *self) {
     announced said;
-    if (self->instead != NULL) { /* on the root */
+    if (self->root == dlb_ballot_over(self->ballot)->rank) {
         if (self->copies != NULL)
             return dlb_begin_copying(self, self->nbytes);
-        self->result = Py_NewRef(self->instead);
-        return self->nbytes > DLB_COPIED_MOST ? ODD : 1;
+        return self->nbytes > DLB_COPIED_MOST ? ODD : dlb_finish_call(self);
     }
     if (!read_announced(self, &said))
         return ODD;
@@ -120,33 +119,60 @@ static int say_what_comes(call *self, dlb_peers *over, const uint8_t digest[16],
     return 1;
 }
 
+/* What this rank knows of the result: that of `from`, if it is not NULL, or of `out`,
+ * which gets it. 1; 0: declined; -1. */
+static int open_whole(call *self, const quick *of, const source *from, PyObject *out) {
+    destination to;
+    const DLTensor *dl;
+    if (from != NULL)
+        dl = &from->view.dl;
+    else {
+        int taken = dlb_source_take_out(of, out, &to.into);
+        if (taken <= 0)
+            return taken;
+        dl = &to.into.view.dl;
+    }
+    dlb_describe_result(self, dl->dtype, dl->ndim, dl->shape);
+    if (from == NULL)
+        dlb_source_drop(&to.into);
+    return dlb_open_result(self, of, out);
+}
+
+/* On the root the result is what it sends. */
+static void keep_own(call *self, const source *from, PyObject *x) {
+    if (self->instead == NULL)
+        self->instead = x;
+    self->memory = dlb_buffer_retain(from->view.buffer);
+    self->data = (char *)dlb_source_data(from);
+}
+
 int dlb_begin_bcast(call *self, const quick *of, dlb_peers *over,
-                    PyObject *const *args) { /* x, root, to */
+                    PyObject *const *args) { /* x, root, to, out */
     uint8_t digest[16], tensor[16];
     source from;
     self->root = dlb_read_root(over, args[1]);
     if (self->root < 0 || !dlb_find_digest(of, args[1], digest) || !dlb_may_copy(over))
         return 0;
     bool is_root = self->root == over->rank, has_source = args[0] != Py_None;
+    bool is_known = has_source || args[3] != Py_None;
     int begun = has_source ? dlb_source_take(of, args[0], INT_MAX, &from) : !is_root;
     if (begun <= 0)
         return begun;
-    dlb_call_keep(self, args, 3);
+    dlb_call_keep(self, args, 4);
     self->converter =
         has_source ? Py_NewRef(from.converter) : dlb_find_converter(args[2]);
     self->settled = settled_bcast;
-    if (has_source) {
-        const DLTensor *dl = &from.view.dl;
-        dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
+    if (is_known) {
+        begun = open_whole(self, of, has_source ? &from : NULL, args[3]);
+        dlb_kind_digest(self->dtype, self->ndim, self->shape, tensor);
     }
-    if (is_root) {
-        self->instead = args[0];
-        self->nbytes = from.nbytes;
-    }
-    begun = self->converter == NULL
-                ? 0
-                : say_what_comes(self, over, digest, has_source ? tensor : NULL, &from,
-                                 DLB_BCAST);
+    if (is_root)
+        keep_own(self, &from, args[0]);
+    if (begun > 0)
+        begun = self->converter == NULL
+                    ? 0
+                    : say_what_comes(self, over, digest, is_known ? tensor : NULL,
+                                     &from, DLB_BCAST);
     if (has_source)
         dlb_source_drop(&from);
     return begun;

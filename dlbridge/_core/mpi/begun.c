@@ -13,13 +13,14 @@ enum { TOGETHER = 256 }; /* messages that are waited for between two looks at si
  * read and set under DLB_EXCLUSIVE of the type. */
 typedef struct begun {
     PyObject_HEAD
-    quick *of;           /* that began it; NULL: Python did */
-    const char *name;    /* of the call, as the user made it */
-    posted *message;     /* under way, or */
-    call *call;          /* a collective; neither: it is over, or Python's */
-    PyObject *given[4];  /* with which Python goes on; of a send, three are NULL */
-    PyObject *converter; /* of a new array that is received; or */
-    dlb_tensor *into;    /* the memory of `out`, which is given[3] */
+    quick *of;             /* that began it; NULL: Python did */
+    const char *name;      /* of the call, as the user made it */
+    posted *message;       /* under way, or */
+    call *call;            /* a collective, or */
+    dlb_tree_ballot *tree; /* that with a tree; none: it is over, or Python's */
+    PyObject *given[4];    /* with which Python goes on; of a send, three are NULL */
+    PyObject *converter;   /* of a new array that is received; or */
+    dlb_tensor *into;      /* the memory of `out`, which is given[3] */
     PyObject *result, *error, *operation;
     Py_ssize_t source, tag; /* of what came */
     bool is_busy, is_listed;
@@ -55,16 +56,19 @@ static void take_out_of_list(begun *self) {
 
 /* Whether C goes on with it. */
 static bool is_here(const begun *self) {
-    return self->message != NULL || self->call != NULL;
+    return self->message != NULL || self->call != NULL || self->tree != NULL;
 }
 
 /* Between these processes. */
 static dlb_peers *peers_of(const begun *self) {
+    if (self->tree != NULL)
+        return dlb_tree_ballot_over(self->tree);
     return self->message != NULL ? self->message->over
                                  : dlb_ballot_over(self->call->ballot);
 }
 
 static void drop_call(begun *self) {
+    Py_CLEAR(self->tree);
     if (self->call != NULL) {
         dlb_call_clear(self->call);
         PyMem_Free(self->call);
@@ -85,15 +89,26 @@ static void retire(begun *self) {
 }
 
 /* Have Python go on with it: what that has begun belongs to it from then on. */
-static PyObject *pass_on_to_python(PyObject *object, PyObject *Py_UNUSED(none)) {
-    begun *self = (begun *)object;
+static PyObject *resume(begun *self) {
+    if (self->tree != NULL) {
+        PyObject *name = PyUnicode_FromString(self->name);
+        PyObject *request =
+            name == NULL ? NULL : dlb_go_on(self->of, "itree", self->tree, &name, 1);
+        Py_XDECREF(name);
+        return request;
+    }
     PyObject *const *given = self->call == NULL ? self->given : self->call->given;
     PyObject *is_under_way =
         self->call == NULL ? (PyObject *)self->message : dlb_call_under_way(self->call);
     Py_ssize_t count = self->call != NULL          ? self->call->count
                        : self->message->is_receive ? 4
                                                    : 1;
-    PyObject *request = dlb_go_on(self->of, self->name, is_under_way, given, count);
+    return dlb_go_on(self->of, self->name, is_under_way, given, count);
+}
+
+static PyObject *pass_on_to_python(PyObject *object, PyObject *Py_UNUSED(none)) {
+    begun *self = (begun *)object;
+    PyObject *request = resume(self);
     if (request == NULL)
         return NULL;
     if (PyObject_TypeCheck(request, &dlb_BegunType))
@@ -146,7 +161,7 @@ static int keep_error(begun *self) {
     self->error = dlb_take_exception();
     PyObject *given[2] = {
         PyUnicode_FromString(self->name),
-        PyLong_FromLong(self->call != NULL ? -1 : self->message->peer)};
+        PyLong_FromLong(self->message == NULL ? -1 : self->message->peer)};
     PyObject *explained = NULL;
     if (given[0] != NULL && given[1] != NULL)
         explained = dlb_go_on(self->of, "explain", self->error, given, 2);
@@ -210,8 +225,20 @@ static int step_call(begun *self) {
     return done;
 }
 
+static int step_tree(begun *self) {
+    int done = dlb_tree_ballot_advance(self->tree);
+    if (done <= 0)
+        return done;
+    if (!dlb_tree_ballot_agreed(self->tree))
+        return ODD;
+    self->result = dlb_tree_ballot_result(self->tree);
+    return self->result == NULL ? -1 : 1;
+}
+
 static int step(begun *self) {
     posted *message = self->message;
+    if (self->tree != NULL)
+        return step_tree(self);
     if (message == NULL)
         return step_call(self);
     int done = dlb_posted_advance(message);
@@ -275,7 +302,7 @@ static int may_go_on(begun *self) {
 static int advance_for_wait(void *object) {
     begun *self = object;
     int done = advance_begun(self);
-    bool is_one_of_many = self->call != NULL && under_way.first != under_way.last;
+    bool is_one_of_many = self->message == NULL && under_way.first != under_way.last;
     return done == 0 && is_one_of_many ? dlb_advance_some(1) : done;
 }
 
@@ -287,14 +314,18 @@ static int wait_here(begun *self, size_t nbytes) {
     return done;
 }
 
+/* The bytes that are under way. */
+static size_t awaited(const begun *self) {
+    if (self->tree != NULL)
+        return dlb_tree_ballot_nbytes(self->tree);
+    return self->call != NULL ? self->call->awaited : self->message->nbytes;
+}
+
 /* Whether it is over; 0: Python waits for it; -1. `waits`: for a short while. */
 static int finish(begun *self, bool waits) {
     int done = 1;
-    if (is_here(self)) {
-        size_t nbytes =
-            self->call != NULL ? self->call->awaited : self->message->nbytes;
-        done = waits ? wait_here(self, nbytes) : advance_begun(self);
-    }
+    if (is_here(self))
+        done = waits ? wait_here(self, awaited(self)) : advance_begun(self);
     if (done == 0 && is_here(self))
         done = hand_over(self);
     return done < 0 ? -1 : self->operation == NULL;
@@ -361,6 +392,19 @@ PyObject *dlb_irecv(const caller *by, dlb_peers *over, PyObject *const *args,
     return started(made);
 }
 
+/* A collective that has memory for all it needs: it sends what this rank says. */
+static PyObject *started_at_once(begun *made) {
+    int gone = advance_begun(made);
+    if (gone < 0) { /* it is begun all the same */
+        if (is_here(made))
+            Py_DECREF(started(made));
+        else
+            Py_DECREF(made);
+        return NULL;
+    }
+    return gone == 0 ? started(made) : (PyObject *)made;
+}
+
 PyObject *dlb_begin_call(const caller *by, dlb_peers *over, const char *name,
                          beginning begin, PyObject *const *args) {
     if (!over->is_direct)
@@ -379,15 +423,18 @@ PyObject *dlb_begin_call(const caller *by, dlb_peers *over, const char *name,
         return dlb_decline();
     }
     made->call = begins;
-    int gone = advance_begun(made);
-    if (gone < 0) { /* it is begun all the same */
-        if (made->call != NULL)
-            Py_DECREF(started(made));
-        else
-            Py_DECREF(made);
-        return NULL;
+    return started_at_once(made);
+}
+
+PyObject *dlb_begin_ballot(const caller *by, const char *name,
+                           dlb_tree_ballot *ballot) {
+    begun *made = new_begun((quick *)by->self, name, NULL, 0);
+    if (made == NULL) {
+        PyErr_Clear(); /* Python reports it to all ranks */
+        return dlb_decline();
     }
-    return gone == 0 ? started(made) : (PyObject *)made;
+    made->tree = (dlb_tree_ballot *)Py_NewRef(ballot);
+    return started_at_once(made);
 }
 
 static PyObject *make_begun(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

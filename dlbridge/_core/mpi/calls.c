@@ -243,7 +243,7 @@ static int has_result(const call *self) {
 
 int dlb_finish_with(call *self, const char *contents) {
     if (self->out != NULL && self->out_data != contents)
-        memcpy(self->out_data, contents, self->nbytes);
+        memmove(self->out_data, contents, self->nbytes); /* `out` may overlap x */
     self->result = self->instead != NULL
                        ? Py_NewRef(self->instead)
                        : make_result(self->converter, self->dtype, self->ndim,

@@ -313,6 +313,9 @@ bool dlb_may_be_tree(PyObject *x);
  * stolen, or NULL. */
 PyObject *dlb_call_tree(const caller *by, dlb_peers *over, PyObject *key, PyObject *x,
                         PyObject *out);
+/* The same, begun under this name. */
+PyObject *dlb_begin_tree(const caller *by, dlb_peers *over, const char *name,
+                         PyObject *key, PyObject *x, PyObject *out);
 
 /* ---- announcing.c: what a tensor is, as messages say it (Kind.pack) ---- */
 
@@ -386,5 +389,7 @@ PyObject *dlb_irecv(const caller *by, dlb_peers *over, PyObject *const *args,
  * the order of calls, which Python knows. */
 PyObject *dlb_begin_call(const caller *by, dlb_peers *over, const char *name,
                          beginning begin, PyObject *const *args);
+/* The same, of a call with a tree, from whose ballot nothing is sent yet. */
+PyObject *dlb_begin_ballot(const caller *by, const char *name, dlb_tree_ballot *ballot);
 
 #endif /* DLBRIDGE_CORE_MPI_CALLS_H_ */

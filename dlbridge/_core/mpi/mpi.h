@@ -209,9 +209,6 @@ bool dlb_tree_gives(const dlb_tree_plan *plan, const dlb_peers *over);
  * exception: it is made in another way. */
 PyObject **dlb_tree_find(const dlb_tree_plan *plan, PyObject *tree);
 void dlb_tree_drop(const dlb_tree_plan *plan, PyObject **values);
-/* A tree with these tensors, and with the other values of that one. */
-PyObject *dlb_tree_build(const dlb_tree_plan *plan, PyObject *const *tensors,
-                         PyObject *const *values);
 /* Begin a call. Results are written to `outs`, or to new memory if that is NULL.
  * `gives`: whether this rank receives results. */
 dlb_tree_ballot *dlb_tree_ballot_new(dlb_peers *over, dlb_tree_plan *plan,
@@ -222,11 +219,15 @@ int dlb_tree_ballot_advance(dlb_tree_ballot *ballot); /* as dlb_ballot_advance *
  * is neither. */
 dlb_ballot *dlb_ballot_of(PyObject *ballot);
 bool dlb_tree_ballot_agreed(const dlb_tree_ballot *ballot);
-/* Copy to `outs` what is not there yet. */
-void dlb_tree_ballot_copy_out(const dlb_tree_ballot *ballot);
-/* The view of a result, with a reference to its memory; its shape is in `space`. */
-void dlb_tree_ballot_view(const dlb_tree_ballot *ballot, Py_ssize_t number,
-                          int64_t space[DLB_MAX_NDIM], dlb_view *view);
+/* Between these processes; borrowed. */
+dlb_peers *dlb_tree_ballot_over(const dlb_tree_ballot *ballot);
+size_t dlb_tree_ballot_nbytes(const dlb_tree_ballot *ballot); /* of all tensors */
+/* Keep what the result is made of: `values` as from dlb_tree_find, and for each tensor
+ * a Converter or None, both of which are taken; or `instead`, if it is not NULL. */
+void dlb_tree_ballot_keep(dlb_tree_ballot *ballot, PyObject **values,
+                          PyObject **converters, PyObject *instead);
+/* The result of a call that is over, on which all ranks agreed. */
+PyObject *dlb_tree_ballot_result(const dlb_tree_ballot *ballot);
 
 /* ---- collective.c: collectives that copy, and reduce what came ---- */
 

@@ -146,8 +146,6 @@ int dlb_mpi_start(PyObject *module) {
                                   Py_ssize_t Py_UNUSED(count)) {                       \
         return dlb_make_call(by, over, #name, dlb_begin_##name, args);                 \
     }                                                                                  \
-    BEGUN(name)
-#define BEGUN(name)                                                                    \
     static PyObject *quick_i##name(const caller *by, dlb_peers *over,                  \
                                    PyObject *const *args,                              \
                                    Py_ssize_t Py_UNUSED(count)) {                      \
@@ -159,38 +157,65 @@ COLLECTIVE(allgather)
 COLLECTIVE(alltoall)
 COLLECTIVE(scatter)
 COLLECTIVE(barrier)
-BEGUN(allreduce)
-BEGUN(bcast)
-BEGUN(gather)
 #undef COLLECTIVE
 #undef BEGUN
 
-static PyObject *quick_allreduce(const caller *by, dlb_peers *over,
-                                 PyObject *const *args, Py_ssize_t Py_UNUSED(count)) {
+/* How a call is made with a tree of tensors, and with one tensor: waited for, or begun
+ * under the name. `key` is as dlb_call_tree has it. */
+static PyObject *make_either(const caller *by, dlb_peers *over, const char *name,
+                             beginning begin, PyObject *const *args, PyObject *key,
+                             PyObject *out) {
+    bool is_begun = name[0] == 'i';
+    if (key != NULL)
+        return is_begun ? dlb_begin_tree(by, over, name, key, args[0], out)
+                        : dlb_call_tree(by, over, key, args[0], out);
+    if (PyErr_Occurred())
+        return NULL;
+    return is_begun ? dlb_begin_call(by, over, name, begin, args)
+                    : dlb_make_call(by, over, name, begin, args);
+}
+static PyObject *any_allreduce(const caller *by, dlb_peers *over, const char *name,
+                               PyObject *const *args) {
+    PyObject *key = NULL;
     if (dlb_may_be_tree(args[0]) && PyUnicode_CheckExact(args[1]))
-        return dlb_call_tree(by, over, Py_BuildValue("(Os)", args[1], "tree"), args[0],
-                             args[2]);
-    return dlb_make_call(by, over, "allreduce", dlb_begin_allreduce, args);
+        key = Py_BuildValue("(Os)", args[1], "tree");
+    return make_either(by, over, name, dlb_begin_allreduce, args, key, args[2]);
 }
 
-static PyObject *quick_bcast(const caller *by, dlb_peers *over, PyObject *const *args,
-                             Py_ssize_t Py_UNUSED(count)) {
-    if (dlb_may_be_tree(args[0]) && dlb_read_root(over, args[1]) >= 0)
-        return dlb_call_tree(by, over, Py_BuildValue("(sOs)", "bcast", args[1], "tree"),
-                             args[0], args[3]);
-    if (args[3] != Py_None)
-        return dlb_decline();
-    return dlb_make_call(by, over, "bcast", dlb_begin_bcast, args);
+/* The key of a call with a tree, which has a root, or NULL. */
+static PyObject *rooted_key(const dlb_peers *over, const char *name,
+                            PyObject *const *args) {
+    bool is_tree = dlb_may_be_tree(args[0]) && dlb_read_root(over, args[1]) >= 0;
+    return is_tree ? Py_BuildValue("(sOs)", name, args[1], "tree") : NULL;
 }
 
-static PyObject *quick_gather(const caller *by, dlb_peers *over, PyObject *const *args,
-                              Py_ssize_t Py_UNUSED(count)) {
-    if (dlb_may_be_tree(args[0]) && dlb_read_root(over, args[1]) >= 0)
-        return dlb_call_tree(by, over,
-                             Py_BuildValue("(sOs)", "gather", args[1], "tree"), args[0],
-                             args[2]);
-    return dlb_make_call(by, over, "gather", dlb_begin_gather, args);
+static PyObject *any_bcast(const caller *by, dlb_peers *over, const char *name,
+                           PyObject *const *args) {
+    PyObject *key = rooted_key(over, "bcast", args);
+    return make_either(by, over, name, dlb_begin_bcast, args, key, args[3]);
 }
+
+static PyObject *any_gather(const caller *by, dlb_peers *over, const char *name,
+                            PyObject *const *args) {
+    PyObject *key = rooted_key(over, "gather", args);
+    return make_either(by, over, name, dlb_begin_gather, args, key, args[2]);
+}
+
+#define OF_TREES_TOO(name)                                                             \
+    static PyObject *quick_##name(const caller *by, dlb_peers *over,                   \
+                                  PyObject *const *args,                               \
+                                  Py_ssize_t Py_UNUSED(count)) {                       \
+        return any_##name(by, over, #name, args);                                      \
+    }                                                                                  \
+    static PyObject *quick_i##name(const caller *by, dlb_peers *over,                  \
+                                   PyObject *const *args,                              \
+                                   Py_ssize_t Py_UNUSED(count)) {                      \
+        return any_##name(by, over, "i" #name, args);                                  \
+    }
+OF_TREES_TOO(allreduce)
+OF_TREES_TOO(bcast)
+OF_TREES_TOO(gather)
+#undef OF_TREES_TOO
 
 /* The count that is wanted, or one more: a timeout. */
 static bool has_count(const char *name, Py_ssize_t count, Py_ssize_t wanted) {
@@ -248,7 +273,7 @@ OPEN(ireduce, 3)
 OPEN(ireduce_scatter, 4)
 OPEN(iallgather, 3)
 OPEN(ialltoall, 3)
-OPEN(ibcast, 3)
+OPEN(ibcast, 4)
 OPEN(igather, 4)
 OPEN(iscatter, 5)
 OPEN(ibarrier, 1)
@@ -279,7 +304,7 @@ static PyMethodDef quick_methods[] = {
     CALL(ireduce_scatter, "x, op, out, key"),
     CALL(iallgather, "x, out, key"),
     CALL(ialltoall, "x, out, key"),
-    CALL(ibcast, "x, root, to"),
+    CALL(ibcast, "x, root, to, out"),
     CALL(igather, "x, root, out, key"),
     CALL(iscatter, "x, root, to, out, key"),
     CALL(ibarrier, "key"),

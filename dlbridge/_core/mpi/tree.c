@@ -7,7 +7,7 @@
 #include "python/python.h" /* first, as in quick.c */
 
 #include "layout/layout.h"
-#include "mpi/mpi.h"
+#include "mpi/calls.h"
 #include "tensor/tensor.h"
 
 #include <limits.h>
@@ -721,8 +721,9 @@ static PyObject *build(builder *by) {
     }
 }
 
-PyObject *dlb_tree_build(const dlb_tree_plan *self, PyObject *const *tensors,
-                         PyObject *const *values) {
+/* A tree with these tensors, and with the other values of that one. */
+static PyObject *build_tree(const dlb_tree_plan *self, PyObject *const *tensors,
+                            PyObject *const *values) {
     builder by = {.plan = self, .tensors = tensors, .values = values};
     return build(&by);
 }
@@ -748,6 +749,9 @@ struct dlb_tree_ballot {
     PyObject **quotients;
     bool is_settling; /* a thread completes the results, without the GIL */
     int size;         /* of the ranks */
+    /* As dlb_tree_ballot_keep is given them; NULL: Python makes the result. */
+    PyObject **values, **converters;
+    PyObject *instead;
 };
 
 /* Where a result is. */
@@ -1016,17 +1020,28 @@ static void copy_own(const dlb_tree_ballot *self) {
     }
 }
 
+/* Copy to `outs` what is not there yet. */
+static void copy_out(const dlb_tree_ballot *self) {
+    for (Py_ssize_t i = 0; i < self->plan->count; i++) {
+        const char *from = place_of(self, i).data;
+        if (from != self->outs[i].data)
+            memcpy(self->outs[i].data, from, self->rows * self->plan->leaves[i].nbytes);
+    }
+}
+
 /* Complete the results, without the GIL where that takes long. */
 static void settle(dlb_tree_ballot *self) {
     self->is_settling = true;
     if (self->plan->kind == DLB_TREE_REDUCED)
         divide_all(self);
-    else if (self->gives) {
+    if (self->gives && (self->plan->kind != DLB_TREE_REDUCED || self->outs != NULL)) {
         Py_BEGIN_ALLOW_THREADS;
         if (is_source(self))
             copy_own(self);
         else if (self->plan->kind == DLB_TREE_GATHERED)
             unpack(self);
+        if (self->outs != NULL)
+            copy_out(self);
         Py_END_ALLOW_THREADS;
     }
     self->is_settling = false;
@@ -1064,16 +1079,17 @@ bool dlb_tree_ballot_agreed(const dlb_tree_ballot *self) {
     return dlb_ballot_agreed(self->ballot);
 }
 
-void dlb_tree_ballot_copy_out(const dlb_tree_ballot *self) {
-    for (Py_ssize_t i = 0; i < self->plan->count; i++) {
-        const char *from = place_of(self, i).data;
-        if (from != self->outs[i].data)
-            memcpy(self->outs[i].data, from, self->rows * self->plan->leaves[i].nbytes);
-    }
+dlb_peers *dlb_tree_ballot_over(const dlb_tree_ballot *self) {
+    return dlb_ballot_over(self->ballot);
 }
 
-void dlb_tree_ballot_view(const dlb_tree_ballot *self, Py_ssize_t number,
-                          int64_t space[DLB_MAX_NDIM], dlb_view *view) {
+size_t dlb_tree_ballot_nbytes(const dlb_tree_ballot *self) {
+    return self->plan->nbytes;
+}
+
+/* The view of a result, with a reference to its memory; its shape is in `space`. */
+static void view_result(const dlb_tree_ballot *self, Py_ssize_t number,
+                        int64_t space[DLB_MAX_NDIM], dlb_view *view) {
     const leaf_kind *leaf = &self->plan->leaves[number];
     dlb_tree_leaf place = place_of(self, number);
     int more = self->plan->kind == DLB_TREE_GATHERED;
@@ -1085,6 +1101,47 @@ void dlb_tree_ballot_view(const dlb_tree_ballot *self, Py_ssize_t number,
     dlb_view_set_row_major(view);
 }
 
+void dlb_tree_ballot_keep(dlb_tree_ballot *self, PyObject **values,
+                          PyObject **converters, PyObject *instead) {
+    self->values = values;
+    self->converters = converters;
+    self->instead = Py_XNewRef(instead);
+}
+
+/* A tree of new arrays. */
+static PyObject *make_tree(const dlb_tree_ballot *self) {
+    PyObject **made = PyMem_Malloc((size_t)(self->plan->count + 1) * sizeof *made);
+    PyObject *result = NULL;
+    Py_ssize_t count = 0;
+    if (made == NULL)
+        return PyErr_NoMemory();
+    for (; count < self->plan->count; count++) {
+        dlb_view view;
+        int64_t space[DLB_MAX_NDIM];
+        view_result(self, count, space, &view);
+        made[count] = dlb_give(self->converters[count], &view);
+        if (made[count] == NULL)
+            break;
+    }
+    if (count == self->plan->count)
+        result = build_tree(self->plan, made, self->values);
+    while (count-- > 0)
+        Py_DECREF(made[count]);
+    PyMem_Free(made);
+    return result;
+}
+
+PyObject *dlb_tree_ballot_result(const dlb_tree_ballot *self) {
+    return self->instead != NULL ? Py_NewRef(self->instead) : make_tree(self);
+}
+
+static PyObject *ballot_result(PyObject *object, PyObject *Py_UNUSED(none)) {
+    dlb_tree_ballot *self = (dlb_tree_ballot *)object;
+    if (!self->is_settled || self->values == NULL)
+        return PyErr_Format(PyExc_ValueError, "TreeBallot: there is no result");
+    return dlb_tree_ballot_result(self);
+}
+
 static PyObject *ballot_results(PyObject *object, PyObject *Py_UNUSED(none)) {
     dlb_tree_ballot *self = (dlb_tree_ballot *)object;
     if (!self->gives || !self->is_settled)
@@ -1093,7 +1150,7 @@ static PyObject *ballot_results(PyObject *object, PyObject *Py_UNUSED(none)) {
     for (Py_ssize_t i = 0; made != NULL && i < self->plan->count; i++) {
         dlb_view view;
         int64_t space[DLB_MAX_NDIM];
-        dlb_tree_ballot_view(self, i, space, &view);
+        view_result(self, i, space, &view);
         PyObject *tensor = dlb_tensor_new(dlb.tensor_type, &view);
         if (tensor == NULL)
             Py_CLEAR(made);
@@ -1189,6 +1246,11 @@ static void dealloc_tree_ballot(PyObject *object) {
     for (Py_ssize_t i = 0; self->quotients != NULL && i < self->plan->count; i++)
         Py_XDECREF(self->quotients[i]);
     PyMem_Free(self->quotients);
+    dlb_tree_drop(self->plan, self->values);
+    for (Py_ssize_t i = 0; self->converters != NULL && i < self->plan->count; i++)
+        Py_DECREF(self->converters[i]);
+    PyMem_Free(self->converters);
+    Py_XDECREF(self->instead);
     Py_DECREF(self->plan);
     Py_TYPE(object)->tp_free(object);
 }
@@ -1196,6 +1258,8 @@ static void dealloc_tree_ballot(PyObject *object) {
 static PyMethodDef tree_ballot_methods[] = {
     {"advance", tree_ballot_advance, METH_NOARGS,
      "advance($self, /)\n--\n\nGo on; return whether it is over."},
+    {"result", ballot_result, METH_NOARGS,
+     "result($self, /)\n--\n\nReturn what the call does, as C has begun it."},
     {"results", ballot_results, METH_NOARGS,
      "results($self, /)\n--\n\nReturn a Tensor for each one of the tree."},
     {0},

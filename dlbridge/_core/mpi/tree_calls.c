@@ -8,17 +8,18 @@
 /* The tensors that were taken from a tree. */
 typedef struct {
     PyObject **values;     /* from dlb_tree_find */
-    PyObject **known;      /* for each tensor, as in a `source`; references */
+    PyObject **converters; /* for each tensor, as in a `source`; references */
     dlb_tree_leaf *leaves; /* with a reference to each buffer */
     Py_ssize_t count;      /* of the tensors taken so far */
 } tensors;
 
 static void drop_tensors(const dlb_tree_plan *plan, const tensors *from) {
     for (Py_ssize_t i = 0; i < from->count; i++) {
-        Py_DECREF(from->known[i]);
+        if (from->converters != NULL)
+            Py_DECREF(from->converters[i]);
         dlb_buffer_drop(from->leaves[i].buffer);
     }
-    PyMem_Free(from->known);
+    PyMem_Free(from->converters);
     PyMem_Free(from->leaves);
     dlb_tree_drop(plan, from->values);
 }
@@ -40,9 +41,9 @@ static int take_tensors(const quick *self, const dlb_peers *over,
     *made = (tensors){.values = dlb_tree_find(plan, tree)};
     if (made->values == NULL)
         return 0;
-    made->known = PyMem_Malloc((count + 1) * sizeof *made->known);
+    made->converters = PyMem_Malloc((count + 1) * sizeof *made->converters);
     made->leaves = PyMem_Malloc((count + 1) * sizeof *made->leaves);
-    int taken = made->known != NULL && made->leaves != NULL;
+    int taken = made->converters != NULL && made->leaves != NULL;
     for (; taken > 0 && (size_t)made->count < count; made->count++) {
         PyObject *x = made->values[made->count];
         source from;
@@ -55,76 +56,37 @@ static int take_tensors(const quick *self, const dlb_peers *over,
             taken = 0;
             break;
         }
-        made->known[made->count] = from.known;
+        made->converters[made->count] = Py_NewRef(from.converter);
         made->leaves[made->count] =
             (dlb_tree_leaf){from.view.buffer, (char *)dlb_source_data(&from)};
+        Py_DECREF(from.known);
     }
     if (taken <= 0)
         drop_tensors(plan, made);
     return taken;
 }
 
-/* Make the tree of results. */
-static PyObject *make_tree(const dlb_tree_plan *plan, const dlb_tree_ballot *ballot,
-                           const tensors *from) {
-    PyObject **made = PyMem_Malloc((size_t)(from->count + 1) * sizeof *made);
-    PyObject *result = NULL;
-    Py_ssize_t count = 0;
-    if (made == NULL)
-        return PyErr_NoMemory();
-    for (; count < from->count; count++) {
-        dlb_view view;
-        int64_t space[DLB_MAX_NDIM];
-        dlb_tree_ballot_view(ballot, count, space, &view);
-        made[count] = dlb_give(PyTuple_GET_ITEM(from->known[count], 0), &view);
-        if (made[count] == NULL)
-            break;
-    }
-    if (count == from->count)
-        result = dlb_tree_build(plan, made, from->values);
-    while (count-- > 0)
-        Py_DECREF(made[count]);
-    PyMem_Free(made);
-    return result;
-}
-
-static int advance_tree(void *ballot) {
-    return dlb_tree_ballot_advance(ballot);
-}
-
-/* Make a call with tensors that were taken from x, and from `out` (`to`, or NULL). */
-static PyObject *make_call(const caller *by, dlb_peers *over, dlb_tree_plan *plan,
-                           const tensors *from, const tensors *to, PyObject *x,
-                           PyObject *out) {
+/* Make a ballot of tensors that were taken from x, and from `to`, or NULL. It takes
+ * what its result is made of. */
+static dlb_tree_ballot *make_ballot(dlb_peers *over, dlb_tree_plan *plan, tensors *from,
+                                    const tensors *to, PyObject *x, PyObject *out) {
     bool gives = dlb_tree_gives(plan, over);
-    dlb_tree_ballot *ballot = dlb_tree_ballot_new(
+    dlb_tree_ballot *made = dlb_tree_ballot_new(
         over, plan, from->leaves, to == NULL ? NULL : to->leaves, gives || to != NULL);
-    if (ballot == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_MemoryError))
-            PyErr_Clear(); /* Python reports it to all ranks */
-        return dlb_decline();
-    }
-    int done = dlb_wait_shortly(advance_tree, ballot, over, dlb_tree_nbytes(plan));
-    PyObject *result = NULL;
-    if (done == 0 || (done > 0 && !dlb_tree_ballot_agreed(ballot))) {
-        PyObject *none = dlb_resume(by, "tree", ballot, &x, 0);
-        done = none == NULL ? -1 : 1;
-        Py_XDECREF(none);
-    }
-    if (done > 0 && to != NULL) {
-        dlb_tree_ballot_copy_out(ballot);
-        result = Py_NewRef(out);
-    } else if (done > 0 && gives)
-        result = make_tree(plan, ballot, from);
-    else if (done > 0)
-        result = Py_NewRef(dlb_tree_kind_of(plan) == DLB_TREE_BCAST ? x : Py_None);
-    Py_DECREF(ballot);
-    return result;
+    if (made == NULL)
+        return NULL;
+    PyObject *instead = to != NULL                                 ? out
+                        : gives                                    ? NULL
+                        : dlb_tree_kind_of(plan) == DLB_TREE_BCAST ? x
+                                                                   : Py_None;
+    dlb_tree_ballot_keep(made, from->values, from->converters, instead);
+    from->values = from->converters = NULL;
+    return made;
 }
 
 /* NULL without an exception: the tree does not match the plan. */
-static PyObject *call_by(const caller *by, dlb_peers *over, dlb_tree_plan *plan,
-                         PyObject *x, PyObject *out) {
+static dlb_tree_ballot *begin_by(const caller *by, dlb_peers *over, dlb_tree_plan *plan,
+                                 PyObject *x, PyObject *out) {
     tensors from, to;
     bool is_gathered = dlb_tree_kind_of(plan) == DLB_TREE_GATHERED;
     bool has_out = out != Py_None && (!is_gathered || dlb_tree_gives(plan, over));
@@ -132,32 +94,71 @@ static PyObject *call_by(const caller *by, dlb_peers *over, dlb_tree_plan *plan,
     if (!dlb_tree_fits(plan, over) ||
         take_tensors(by->self, over, plan, x, is_in_place, &from) <= 0)
         return NULL;
-    PyObject *result = NULL;
+    dlb_tree_ballot *made = NULL;
     if (!has_out || is_in_place)
-        result = make_call(by, over, plan, &from, has_out ? &from : NULL, x, out);
+        made = make_ballot(over, plan, &from, has_out ? &from : NULL, x, out);
     else if (take_tensors(by->self, over, plan, out, true, &to) > 0) {
-        result = make_call(by, over, plan, &from, &to, x, out);
+        made = make_ballot(over, plan, &from, &to, x, out);
         drop_tensors(plan, &to);
     }
     drop_tensors(plan, &from);
-    return result;
+    return made;
 }
 
-PyObject *dlb_call_tree(const caller *by, dlb_peers *over, PyObject *key, PyObject *x,
-                        PyObject *out) {
-    PyObject *plans = dlb_find_call(by->self, key), *result = NULL;
+/* The ballot of a call, from which nothing is sent yet. NULL: declined, perhaps with an
+ * exception; Python reports to all ranks that memory is short. */
+static dlb_tree_ballot *begin(const caller *by, dlb_peers *over, PyObject *key,
+                              PyObject *x, PyObject *out) {
+    PyObject *plans = dlb_find_call(by->self, key);
+    dlb_tree_ballot *made = NULL;
     Py_XDECREF(key);
     bool is_list = plans != NULL && PyTuple_CheckExact(plans);
     for (Py_ssize_t i = 0; is_list && i < PyTuple_GET_SIZE(plans); i++) {
         PyObject *plan = PyTuple_GET_ITEM(plans, i);
         if (Py_TYPE(plan) != &dlb_TreePlanType)
             continue;
-        result = call_by(by, over, (dlb_tree_plan *)plan, x, out);
-        if (result != NULL || PyErr_Occurred())
+        made = begin_by(by, over, (dlb_tree_plan *)plan, x, out);
+        if (made != NULL || PyErr_Occurred())
             break;
     }
     Py_XDECREF(plans);
-    return result != NULL ? result : dlb_decline();
+    if (made == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_MemoryError))
+        PyErr_Clear();
+    return made;
+}
+
+static int advance_tree(void *ballot) {
+    return dlb_tree_ballot_advance(ballot);
+}
+
+PyObject *dlb_call_tree(const caller *by, dlb_peers *over, PyObject *key, PyObject *x,
+                        PyObject *out) {
+    dlb_tree_ballot *ballot = begin(by, over, key, x, out);
+    if (ballot == NULL)
+        return dlb_decline();
+    int done =
+        dlb_wait_shortly(advance_tree, ballot, over, dlb_tree_ballot_nbytes(ballot));
+    PyObject *result = NULL;
+    if (done == 0 || (done > 0 && !dlb_tree_ballot_agreed(ballot)))
+        result = dlb_resume(by, "tree", ballot, &x, 0);
+    else if (done > 0)
+        result = dlb_tree_ballot_result(ballot);
+    Py_DECREF(ballot);
+    return result;
+}
+
+PyObject *dlb_begin_tree(const caller *by, dlb_peers *over, const char *name,
+                         PyObject *key, PyObject *x, PyObject *out) {
+    dlb_tree_ballot *ballot = NULL;
+    if (over->is_direct)
+        ballot = begin(by, over, key, x, out);
+    else
+        Py_XDECREF(key);
+    if (ballot == NULL)
+        return dlb_decline();
+    PyObject *made = dlb_begin_ballot(by, name, ballot);
+    Py_DECREF(ballot);
+    return made;
 }
 
 bool dlb_may_be_tree(PyObject *x) {
