@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -358,3 +359,43 @@ def test_ranks_go_on_without_one_that_was_killed() -> None:
     """MPI with ULFM: calls that need it raise MPIError; the others are a communicator again."""
     done = start(4, PROGRAMS, "-", "ranks_survive", timeout=100, ulfm=True)
     assert sorted(done.stdout.splitlines()) == [f"go on {rank}" for rank in range(3)], done.stderr
+
+
+CHANGED_BY_FINALIZERS = """
+import collections, gc
+import numpy as np
+import dlbridge.mpi as mpi
+
+def make():
+    return {"a": collections.OrderedDict(b=np.ones(3)), "c": np.ones(200), "d": [np.ones(2)]}
+
+class Garbage:
+    def __del__(self):
+        tree.clear()
+        self.memory = [bytearray(500) for _ in range(50)]
+
+for _ in range(3):
+    mpi.allreduce(make())
+for threshold in range(1, 60):
+    tree = make()
+    gc.disable()
+    garbage = Garbage()
+    garbage.cycle = garbage
+    del garbage
+    gc.set_threshold(threshold)
+    gc.enable()
+    try:
+        mpi.allreduce(tree)
+    except ValueError:
+        pass
+"""
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_a_tree_may_be_changed_by_garbage_that_is_collected_meanwhile() -> None:
+    """Before Python 3.12, each allocation in C may run finalizers."""
+    environment = {**os.environ, "PYTHONMALLOC": "debug"}
+    program = [sys.executable, "-c", CHANGED_BY_FINALIZERS]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=MANY)
+    assert done.returncode == 0, done.stderr

@@ -235,7 +235,9 @@ static int record_dict(recorder *by, PyObject *node) {
     while (done > 0 && PyDict_Next(node, &at, &key, &value)) {
         if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key))
             return 0;
+        Py_INCREF(value);
         done = add_token(by, KEY, 0, key) == NULL ? -1 : record(by, value);
+        Py_DECREF(value);
     }
     return done;
 }
@@ -273,8 +275,11 @@ static int record_items(recorder *by, PyObject *node) {
     Py_ssize_t at = by->plan->token_count, first = by->next;
     Py_ssize_t count = PySequence_Fast_GET_SIZE(node);
     int done = add_token(by, is_tuple ? TUPLE : LIST, count, NULL) == NULL ? -1 : 1;
-    for (Py_ssize_t i = 0; done > 0 && i < PySequence_Fast_GET_SIZE(node); i++)
-        done = record(by, PySequence_Fast_GET_ITEM(node, i));
+    for (Py_ssize_t i = 0; done > 0 && i < PySequence_Fast_GET_SIZE(node); i++) {
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(node, i));
+        done = record(by, item);
+        Py_DECREF(item);
+    }
     bool has_leaf = by->next > first;
     for (Py_ssize_t i = at + 1; i < by->plan->token_count; i++)
         has_leaf = has_leaf || by->plan->tokens[i].kind == LEAF;
@@ -516,13 +521,18 @@ static bool is_key(const token *wanted, PyObject *key) {
     return PyObject_RichCompareBool(key, known, Py_EQ) == 1; /* of exact int */
 }
 
-static bool match_items(finder *by, PyObject *items) {
+/* Garbage may be collected meanwhile, and its finalizers may change the dict. */
+static bool match_items(finder *by, PyObject *items, Py_ssize_t count) {
     PyObject *key, *value;
     Py_ssize_t at = 0;
-    while (PyDict_Next(items, &at, &key, &value))
-        if (!is_key(&by->plan->tokens[by->at++], key) || !match(by, value))
-            return false;
-    return true;
+    bool is_same = true;
+    while (is_same && count > 0 && PyDict_Next(items, &at, &key, &value)) {
+        Py_INCREF(value);
+        is_same = is_key(&by->plan->tokens[by->at++], key) && match(by, value);
+        Py_DECREF(value);
+        count--;
+    }
+    return is_same && count == 0;
 }
 
 static bool match_dict(finder *by, const token *wanted, PyObject *node) {
@@ -532,12 +542,12 @@ static bool match_dict(finder *by, const token *wanted, PyObject *node) {
 #ifdef Py_GIL_DISABLED
     PyObject *items = PyDict_Copy(node);
     bool found = items != NULL && PyDict_GET_SIZE(items) == wanted->number &&
-                 match_items(by, items);
+                 match_items(by, items, wanted->number);
     Py_XDECREF(items);
     PyErr_Clear();
     return found;
 #else
-    return match_items(by, node);
+    return match_items(by, node, wanted->number);
 #endif
 }
 
