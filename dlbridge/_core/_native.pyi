@@ -1054,10 +1054,13 @@ class CCall:
         parameters: tuple[tuple[str, str, int, int, bool, int], ...],
         size: int,
         is_signed: bool,
+        result: int = -1,
+        is_float: bool = False,
     ) -> Self:
         """`values` and `parameters` are those of `CudaLaunch`, and kind "p" the stream; `size` is
-        that of the status which is returned, in bytes, 0 without one. Raises NotImplementedError
-        where there are too many parameters, or where calls of this processor are not known."""
+        that of what is returned, in bytes, 0 without it: the tensor `result`; a status, -1; or what
+        nobody asked for, -2. Raises NotImplementedError where there are too many parameters, or
+        where calls of this processor are not known."""
 
 @final
 class CudaLaunch:

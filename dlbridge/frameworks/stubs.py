@@ -76,17 +76,17 @@ def _parameters(schema: Schema, framework: str) -> str:
             parts.append("*")
             is_named = True
         parts.append(_parameter(each, tensor))
-    has_out = schema.results and not schema.counts
-    if has_out and framework not in RETURNING and adapter.adapter(framework).writable:
+    if schema.takes_out and framework not in RETURNING and adapter.adapter(framework).writable:
         out = _several([_type(each, tensor) for each in schema.results])
         parts += [*([] if is_named else ["*"]), f"out: {out} | None = None"]
     return ", ".join(parts)
 
 
 def _type(part: Parameter | Result, tensor: str) -> str:
+    kind = part.number if isinstance(part, Result) and part.number else tensor
     if isinstance(part, Result) and part.condition:
-        return f"{tensor} | None"
-    return f"list[{tensor}]" if part.is_list else tensor
+        return f"{kind} | None"
+    return f"list[{tensor}]" if part.is_list else kind
 
 
 def _parameter(part: Parameter, tensor: str) -> str:

@@ -13,10 +13,13 @@ on: None for C, anything for tvm-ffi and Python functions.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dlbridge import cuda, registry
 from dlbridge._core import native
@@ -39,6 +42,7 @@ from dlbridge.kernels import debugging
 from dlbridge.kernels.schema import (
     Arguments,
     Described,
+    Result,
     Schema,
     is_plain,
     outside,
@@ -167,6 +171,30 @@ class Binding:
         assert counted is not None
         args, kwargs = schema.spell(arguments.tensors, arguments.scalars)
         return _unpack(counted.cut(getattr(counted.bounded, self.name)(*args, **kwargs), self))
+
+    def call_numbers(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call a kernel some of whose results are numbers; see `kernels.numbers`."""
+        schema, numbers = kernel.schema, kernel.numbers
+        assert schema is not None
+        assert numbers is not None
+        args, kwargs = schema.spell(arguments.tensors, arguments.scalars)
+        return numbers.read(getattr(numbers.tensors, self.name)(*args, **kwargs))
+
+    def read_number(self, kernel: Kernel, result: Result, value: Any) -> Any:
+        """Return the number in a tensor without dimensions; the tensor where none is known yet."""
+        return exchange.convert(value, "numpy", device="cpu").item()
+
+    def number_maker(self, dtype: DType) -> Callable[[Any, Any], Any]:
+        """Return what makes a tensor without dimensions of a number that a function returned.
+
+        It takes the number, of Python or a traced one, and the function's first tensor or None.
+        """
+        own = dtype.to("numpy")
+        return lambda number, _: np.asarray(number, own)
+
+    def is_tracing(self) -> bool:
+        """Return whether numbers of Python may stand for ones that are not known yet."""
+        return False
 
     def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
         """Return what a kernel said; here of a Tensor, in others of an array of the framework.
@@ -314,6 +342,9 @@ class Sliced(Binding):
     def call_counted(self, kernel: Kernel, arguments: Arguments) -> Any:
         return self.call_bounded(kernel, arguments)
 
+    def read_number(self, kernel: Kernel, result: Result, value: Any) -> Any:
+        return value.item()
+
     def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
         return check_extent(kernel, name, int(value), room)
 
@@ -413,6 +444,8 @@ def slow_call(kernel: Kernel, framework: str | None, args: Any, kwargs: Any) -> 
     """
     if kernel.schema is None:
         return _call_positional(kernel, framework, args, kwargs)
+    if kernel.numbers is not None:
+        return kernel.numbers.call(framework, args, kwargs or {})
     if kernel.lists is not None:
         return kernel.lists.call(framework, args, kwargs)
     if kernel.counted is not None:
@@ -574,6 +607,15 @@ def _call_tvm(
         if staged[index] is not tensors[index]:
             native.copy_into(tensors[index], staged[index])
     return result
+
+
+def call_tvm(function: Function, args: Sequence[Any], are_written: Sequence[bool]) -> Any:
+    """Call a tvm-ffi function with Tensors, None, scalars and dtypes; return what it returns."""
+    dtype = sys.modules["tvm_ffi"].dtype
+    given = tuple([dtype(each.name) if isinstance(each, DType) else each for each in args])
+    tensors = {at: each for at, each in enumerate(given) if isinstance(each, native.TensorBase)}
+    written = {at for at in tensors if are_written[at]}
+    return _call_tvm(function, given, tensors, written)
 
 
 def _staged(tensor: native.TensorBase) -> native.TensorBase:

@@ -65,7 +65,9 @@ def _floating(parts: Sequence[Parameter | Result]) -> tuple[int, ...]:
     return tuple(
         place
         for place, part in enumerate(parts)
-        if part.dtype is not None and part.dtype.may_be_floating
+        if part.dtype is not None
+        and part.dtype.may_be_floating
+        and not (isinstance(part, Result) and part.number)
     )
 
 
@@ -416,7 +418,7 @@ def _check_rule(
             f"{kernel.name}: {kind.word}= needs a schema, which names the arguments"
         )
     _check_schema(kernel.schema, kind.word)
-    if kernel.lists is not None and isinstance(given, str):  # of each of its kernels
+    if isinstance(given, str) and (kernel.lists or kernel.numbers):  # of those that make calls
         return
     _make(kernel, Automatic(given, wrap) if isinstance(given, str) else given, kind, known)
 
@@ -438,8 +440,10 @@ def _check_schema(schema: Schema, word: str) -> None:
         (_floating(schema.results), "result"),
     ):
         if not places:
+            is_number = any(part.number == "float" for part in schema.results)
             raise ArgumentError(
                 f"{schema.qualified}: {word}= has nothing to differentiate: no {what} is floating"
+                + "; a number is a constant, and f32[] a result with a derivative" * is_number
             )
 
 

@@ -20,6 +20,8 @@ from dlbridge.kernels.counted import SUFFIX, Counted, places_of
 from dlbridge.kernels.gradients import Automatic
 from dlbridge.kernels.kinds import NO_LAUNCH, Function, Launch, alignment, make_targets
 from dlbridge.kernels.lists import Lists, read_key, write_key
+from dlbridge.kernels.numbers import SUFFIX as OF_TENSORS
+from dlbridge.kernels.numbers import Numbers
 from dlbridge.kernels.schema import Flat, Schema, encode_cost
 from dlbridge.text import escape_controls
 
@@ -56,6 +58,7 @@ class Recipe:
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
     flat: Flat | None = None  # of a kernel for lists of certain lengths: see `kernels.lists`
     whole: Any = None  # the kernel with the lists, or the one that `bounded` is of
+    outer: Any = None  # the kernel whose results are numbers where this one has tensors
 
 
 class Shortcut(NamedTuple):
@@ -110,6 +113,7 @@ class Kernel(native.KernelBase):
         lists: of a kernel with lists of tensors: the kernels that serve its calls; else None.
         flat, whole: of such a kernel: how its tensors are grouped, and the kernel with the lists.
         counted: of a kernel that says extents of its results: what makes its calls; else None.
+        numbers: of a kernel some of whose results are numbers: what makes its calls; else None.
         key: by which compiled programs of this process find it, see `recorded`.
     """
 
@@ -147,8 +151,10 @@ class Kernel(native.KernelBase):
         schema = recipe.schema
         functions = recipe.functions
         # Else no call is made in C.
-        is_encoded = schema is not None and not (schema.has_lists or schema.counts)
-        has_targets = schema is None or not schema.counts
+        is_encoded = schema is not None and not (
+            schema.has_lists or schema.counts or schema.numbers
+        )
+        has_targets = schema is None or not (schema.counts or schema.numbers)
         targets = make_targets(recipe.name, functions, schema, recipe.launch) if has_targets else []
         flat = recipe.flat
         return super().__new__(
@@ -189,9 +195,12 @@ class Kernel(native.KernelBase):
         self.launch = recipe.launch
         self.flat = recipe.flat
         self.whole: Kernel | None = recipe.whole
-        self.lists = Lists(self) if recipe.schema is not None and recipe.schema.has_lists else None
-        has_counts = recipe.schema is not None and recipe.schema.counts
-        self.counted = Counted(self) if has_counts else None
+        schema = recipe.schema
+        # Of several, the first makes the calls, by a kernel that has the others.
+        self.numbers = Numbers(self) if schema is not None and schema.numbers else None
+        is_whole = schema is not None and self.numbers is None
+        self.lists = Lists(self) if schema is not None and is_whole and schema.has_lists else None
+        self.counted = Counted(self) if schema is not None and is_whole and schema.counts else None
         self.__name__ = recipe.name.rpartition(":")[2]
         self.__qualname__ = self.__name__
         self.__doc__ = _document(recipe)
@@ -211,7 +220,18 @@ class Kernel(native.KernelBase):
         shapes do not depend on data, so that `jax.jit`, `vmap` and the like can have it. The rows
         of `out` from k on have no particular values.
         """
+        if self.numbers is not None:
+            return self.tensors.bounded
         return self if self.counted is None else self.counted.bounded
+
+    @property
+    def tensors(self) -> Kernel:
+        """The kernel that returns tensors without dimensions in place of numbers; or itself.
+
+        Of `count(x: f32[n]) -> int` that is `count(x: f32[n]) -> i64[]`. It reads no values, so
+        that no call waits for a device, `vmap` gives one for each element, and it takes `out=`.
+        """
+        return self if self.numbers is None else self.numbers.tensors
 
     @property
     def kind(self) -> str:
@@ -247,6 +267,8 @@ class Kernel(native.KernelBase):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.whole is not None and self.whole.bounded is self:
             return getattr, (self.whole, "bounded")
+        if self.recipe.outer is not None and self.recipe.outer.tensors is self:
+            return getattr, (self.recipe.outer, "tensors")
         if _PUBLISHED.get(self.name) is not self:
             raise KernelError(
                 f"{self.name}: only kernels known by name can be pickled: this one has no schema, "
@@ -288,6 +310,9 @@ _MAKING = registry.lock()
 def _make_attribute(kernel: Kernel, name: str) -> Callable[..., Any]:
     if name == "traced":
         return binding.binding("torch").traceable(kernel)
+    if kernel.numbers is not None:
+        binding.binding(name)
+        return kernel.numbers.function(name)
     if kernel.lists is not None:
         binding.binding(name)  # or it says what it lacks
         return kernel.lists.function(name)
@@ -334,6 +359,8 @@ def recorded(kernel: Kernel) -> str:
             _give_key(kernel, write_key(recorded(kernel.whole), kernel.flat.lengths))
         elif kernel.whole is not None:
             _give_key(kernel, recorded(kernel.whole) + SUFFIX)
+        elif kernel.recipe.outer is not None and kernel.recipe.outer.tensors is kernel:
+            _give_key(kernel, recorded(kernel.recipe.outer) + OF_TENSORS)
         with _NAMING:
             if not kernel.key:
                 _give_key(kernel, _new_key(kernel.name))
@@ -342,8 +369,8 @@ def recorded(kernel: Kernel) -> str:
 
 
 def _give_key(kernel: Kernel, key: str) -> None:
-    # Programs call the kernels of its lists, each by a key of its own; or `bounded`.
-    if kernel.lists is None and kernel.counted is None:
+    # Programs call the kernels of its lists, each by a key of its own; or `bounded`, `tensors`.
+    if kernel.lists is None and kernel.counted is None and kernel.numbers is None:
         kernel.publish(key)
     kernel.key = key
     _BY_KEY[key] = kernel
@@ -380,6 +407,10 @@ def known(key: str) -> Kernel | None:
         whole = known(key.removesuffix(SUFFIX))
         if whole is not None and whole.counted is not None:
             return whole.bounded
+    if found is None and key.endswith(OF_TENSORS):
+        whole = known(key.removesuffix(OF_TENSORS))
+        if whole is not None and whole.numbers is not None:
+            return whole.tensors
     return found
 
 

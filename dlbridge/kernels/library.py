@@ -198,7 +198,7 @@ def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Ke
                     f"{call}: {kernel.name}: argument {part.name!r} is a dtype, and in ONNX no "
                     "attribute says the dtype of a result; pass a kernel for each dtype"
                 )
-    return found
+    return [kernel.tensors for kernel in found]  # a model has tensors in place of numbers
 
 
 @public

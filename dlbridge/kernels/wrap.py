@@ -266,6 +266,8 @@ def _check(kernel: Kernel) -> None:
         autocasting.check_rule(kernel.schema, kernel.autocast)
     if kernel.schema is not None and kernel.sharding:
         sharding_rules.check_names(kernel.schema, kernel.sharding)
+    if kernel.numbers is not None:
+        _check(kernel.tensors)
     if kernel.lists is not None:
         kernel.lists.check(wrap)
     if kernel.counted is not None:

@@ -201,7 +201,8 @@ def check_kernel(
     Arguments are made from the schema. Checked are, in each framework: `values` against the
     reference, in every dtype; `inputs`, which must stay as they were; `empty` tensors; `threads`,
     which call it at once; `sharding`, that halves of arguments give halves of results, and in JAX
-    with several devices, that sharded arguments give the same results. In NumPy and
+    with several devices, that sharded arguments give the same results; of a kernel whose results
+    are numbers its `.tensors`, and that the kernel itself gives these `numbers`. In NumPy and
     PyTorch: `layouts` (strided, transposed and, in NumPy, reversed, misaligned and read-only
     memory) and `out=`, of which it must write every element and nothing around it. In PyTorch:
     `opcheck`, `compile`, `export`, `vmap`, `gradient`, in float64 `gradcheck`, and `autocast`; in
@@ -243,9 +244,10 @@ def check_kernel(
         >>> print(str(report).splitlines()[0])
         docs::double: 6 passed, 0 failed, 0 skipped
     """
+    schema = _check_kernel(kernel, reference)
     recipe = Recipe(
-        kernel,
-        _check_kernel(kernel, reference),
+        kernel.tensors,  # which all checks but one call: compilers have tensors
+        schema.as_tensors() if schema.numbers else schema,
         reference,
         sizes or {},
         scalars or {},
@@ -307,6 +309,7 @@ def _check_skip(skip: Iterable[str]) -> frozenset[str]:
             *CHECKS,
             *LIST_CHECKS,
             *OPTIONAL_CHECKS,
+            *NUMBER_CHECKS,
             *SHARDING_CHECKS,
             *(MEMORY_CHECKS if name in WITH_MEMORY else ()),
         ]
@@ -342,6 +345,7 @@ def _check_in(subject: Subject, left_out: frozenset[str]) -> list[CheckRow]:
     assert schema is not None
     checks |= LIST_CHECKS if any(part.is_list for part in schema.tensors) else {}
     checks |= OPTIONAL_CHECKS if schema.has_optional_results else {}
+    checks |= NUMBER_CHECKS if subject.recipe.kernel.recipe.outer is not None else {}
     checks |= SHARDING_CHECKS if subject.recipe.kernel.sharding else {}
     working = _working(name)
     own = _own_module(name)
@@ -404,6 +408,21 @@ def check_values(subject: Subject) -> None:
             continue
         got = subject.outputs(sample.function(subject.call), tensors)
         sample.compare(got, f"with {sample.title}, ")
+
+
+def check_numbers(subject: Subject) -> None:
+    """Results that are numbers, in the frameworks and not only as tensors."""
+    whole = subject.recipe.kernel.recipe.outer
+    assert whole.schema is not None
+    function = subject.sample.function(getattr(whole, subject.framework))
+    got = subject.outputs(function, subject.sample.given(subject.framework))
+    kinds = {result.name: result.number for result in whole.schema.results if result.number}
+    for result, value in zip(subject.recipe.schema.results, got, strict=False):
+        kind = kinds.get(result.name)
+        if kind is not None and type(value).__name__ != kind:
+            raise AssertionError(f"{result.name!r} is {describe(value)}, and no {kind}")
+    subject.sample.compare([np.asarray(each) if isinstance(each, bool | int | float) else each
+                            for each in got], "as numbers, ")  # fmt: skip
 
 
 def check_inputs(subject: Subject) -> None:
@@ -637,6 +656,7 @@ CHECKS: dict[str, Check] = {
     "threads": check_threads,
 }
 LIST_CHECKS: dict[str, Check] = {"lists": check_lists}  # where the schema has lists of tensors
+NUMBER_CHECKS: dict[str, Check] = {"numbers": check_numbers}  # where results are numbers
 OPTIONAL_CHECKS: dict[str, Check] = {"optional": check_optional}  # where it has optional results
 SHARDING_CHECKS: dict[str, Check] = {"sharding": check_sharding}  # where it has sharding=
 # Where memory can be laid out as one likes, and looked at.

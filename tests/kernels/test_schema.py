@@ -256,19 +256,8 @@ expected a dtype, as in 'f32[n]', or a scalar type, got ')'
 expected '[' after 'f32' (scalars are int, float, bool, str, dtype), got ')'
 | a::f(x: f32)
              ^
-a result must be a tensor, not 'int'; write 'i64[]', a tensor without dimensions, \
-and call int() on it
-| a::f(x: f32[n]) -> int
-                     ^
-a result must be a tensor, not 'float'; write 'f64[]', a tensor without dimensions, \
-and call float() on it
-| a::f(x: f32[n]) -> (f32[n], float)
-                              ^
-a result must be a tensor, not 'bool'; write 'bool[]', a tensor without dimensions, \
-and call bool() on it
-| a::f(x: f32[n]) -> (any: bool, y: f32[n])
-                           ^
-a result must be a tensor, not 'str'; return a tensor of numbers instead
+a result must be a tensor or a number (int, float, bool), not 'str'; return a tensor of \
+numbers instead
 | a::f(x: f32[n]) -> str
                      ^
 unknown dtype 'f33' (f32, bf16, bool, float32, …; float, int, uint, complex, number, any)

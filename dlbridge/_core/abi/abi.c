@@ -264,12 +264,15 @@ typedef struct {
     int32_t integer_count, float_count, stack_count;
 } registers;
 
+#define READS_STATUS (-1) /* what is returned is no result: 0 means success */
+
 /* native.CCall */
 typedef struct {
     PyObject_HEAD
     PyObject *keeps; /* the texts of names */
-    int size;        /* bytes of the status that is returned; 0: there is none */
-    bool is_signed, takes_lists;
+    int size;        /* bytes of what is returned; 0: nothing is */
+    int result;      /* the tensor that is returned; READS_STATUS; below, none */
+    bool is_signed, is_float, takes_lists;
     parameters passed;
 } c_call;
 
@@ -303,14 +306,48 @@ static bool place_argument(registers *all, char kind, const uint64_t *slot) {
     s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], s[10], s[11], s[12],   \
         s[13], s[14], s[15]
 
-static int64_t call_c(void *function, const registers *all) {
-    const int64_t *i = all->integers, *s = all->stack;
-    const double *d = all->floats;
-    if (all->stack_count == 0)
-        return ((int64_t (*)(INTEGER_TYPES, FLOAT_TYPES))function)(INTEGER_VALUES,
-                                                                   FLOAT_VALUES);
-    return ((int64_t (*)(INTEGER_TYPES, FLOAT_TYPES, STACK_TYPES))function)(
-        INTEGER_VALUES, FLOAT_VALUES, STACK_VALUES);
+#define DEFINE_CALL(name, type)                                                        \
+    static type name(void *function, const registers *all) {                           \
+        const int64_t *i = all->integers, *s = all->stack;                             \
+        const double *d = all->floats;                                                 \
+        if (all->stack_count == 0)                                                     \
+            return ((type (*)(INTEGER_TYPES, FLOAT_TYPES))function)(INTEGER_VALUES,    \
+                                                                    FLOAT_VALUES);     \
+        return ((type (*)(INTEGER_TYPES, FLOAT_TYPES, STACK_TYPES))function)(          \
+            INTEGER_VALUES, FLOAT_VALUES, STACK_VALUES);                               \
+    }
+DEFINE_CALL(call_c, int64_t)
+DEFINE_CALL(call_float, float)
+DEFINE_CALL(call_double, double)
+
+/* Call a function that returns a result, of at most 8 bytes; `to` may be NULL. */
+static void take_result(const c_call *self, void *function, const registers *all,
+                        void *to) {
+    union {
+        int8_t one;
+        int16_t two;
+        int32_t four;
+        int64_t eight;
+        float single;
+        double wide;
+    } value;
+    if (self->is_float && self->size == sizeof value.single)
+        value.single = call_float(function, all);
+    else if (self->is_float)
+        value.wide = call_double(function, all);
+    else {
+        int64_t whole = call_c(function, all);
+        if (self->size == 1)
+            value.one = (int8_t)whole;
+        else if (self->size == 2)
+            value.two = (int16_t)whole;
+        else if (self->size == 4)
+            value.four = (int32_t)whole;
+        else
+            value.eight = whole;
+    }
+    if (to != NULL)
+        memcpy(to, &value, (size_t)self->size);
 }
 
 /* What is behind the bytes of a smaller integer is undefined. */
@@ -358,6 +395,13 @@ static int invoke(const dlb_kernel *kernel, const dlb_target *target, dlb_frame 
         else if (each->kind != 'p' && fill_slot(kernel, each, frame, values, &slot) < 0)
             return -1;
         place_argument(&all, each->kind, &slot); /* there is room, see c_call_new */
+    }
+    if (self->result != READS_STATUS) {
+        void *to = self->result < 0
+                       ? NULL
+                       : (void *)(uintptr_t)address_of(&frame->tensors[self->result]);
+        take_result(self, target->function, &all, to);
+        return 0;
     }
     int64_t status = read_status(self, call_c(target->function, &all));
     return status == 0 ? 0
@@ -770,19 +814,28 @@ static bool has_room(const parameters *passed) {
 }
 
 static PyObject *c_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"values", "parameters", "size", "is_signed", NULL};
+    static char *names[] = {"values", "parameters", "size", "is_signed",
+                            "result", "is_float",   NULL};
     PyObject *values, *items;
-    int size, is_signed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!ip:CCall", names, &PyTuple_Type,
-                                     &values, &PyTuple_Type, &items, &size, &is_signed))
+    int size, is_signed, result = READS_STATUS, is_float = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!ip|ip:CCall", names,
+                                     &PyTuple_Type, &values, &PyTuple_Type, &items,
+                                     &size, &is_signed, &result, &is_float))
         return NULL;
     if (size != 0 && size != 1 && size != 2 && size != 4 && size != 8)
-        return PyErr_Format(PyExc_ValueError, "CCall: no status has %d bytes", size);
+        return PyErr_Format(PyExc_ValueError, "CCall: nothing returned has %d bytes",
+                            size);
+    if (result != READS_STATUS && size == 0)
+        return PyErr_Format(PyExc_ValueError, "CCall: a result has bytes");
+    if (is_float && (size < (int)sizeof(float) || result == READS_STATUS))
+        return PyErr_Format(PyExc_ValueError, "CCall: no status is floating");
     c_call *self = (c_call *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->size = size;
     self->is_signed = is_signed;
+    self->result = result;
+    self->is_float = is_float;
     self->keeps = PyTuple_Pack(2, values, items);
     if (self->keeps == NULL ||
         parse_parameters(&self->passed, values, items, MAX_ROW) < 0)

@@ -91,11 +91,14 @@ void (*dlb_ask_for_kernel)(const char *name, size_t length);
 
 /* Whether it is the key of a kernel that is made for the calls of another one. */
 static bool is_of_another(const char *name, size_t length) {
-    static const char bounded[] = "__bounded";
-    size_t size = sizeof bounded - 1;
+    static const char suffixes[][10] = {"__bounded", "__tensors"};
+    size_t size = sizeof suffixes[0] - 1;
     if (length > 0 && name[length - 1] == ']')
         return true;
-    return length > size && memcmp(name + length - size, bounded, size) == 0;
+    for (int i = 0; i < 2 && length > size; i++)
+        if (memcmp(name + length - size, suffixes[i], size) == 0)
+            return true;
+    return false;
 }
 
 dlb_entry *dlb_registry_entry(const char *name, size_t length) {

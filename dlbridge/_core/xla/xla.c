@@ -1001,24 +1001,33 @@ static int check_program(const dlb_kernel *kernel, xla_run *run) {
     return 0;
 }
 
-static bool is_extent(const dlb_kernel *kernel, int32_t result, int32_t count) {
-    for (int32_t i = 0; kernel->says_extents && i < count; i++)
-        if (kernel->said_by[i] == result)
-            return true;
-    return false;
+/* Whether a result is one int64 or float64. */
+static bool is_wide_number(const dlb_signature *signature, int32_t result) {
+    const dlb_parameter *part = &signature->parameters[signature->input_count + result];
+    const dlb_dtype_set *set = &signature->dtypes[part->dtype];
+    if (part->dim_count != 0 || set->key_count != 1)
+        return false;
+    return set->keys[0] == dlb_dtype_key((DLDataType){kDLInt, 64, 1}) ||
+           set->keys[0] == dlb_dtype_key((DLDataType){kDLFloat, 64, 1});
 }
 
-/* Without 64-bit numbers JAX has an extent that the kernel says as two of 32 bits. */
-static void read_extents(const dlb_kernel *kernel, dlb_frame *frame) {
-    int32_t count = frame->tensor_count - frame->input_count;
+/* Without 64-bit numbers JAX has a number, or an extent that the kernel says, as two
+ * int32. */
+static void read_wide_numbers(const dlb_kernel *kernel, dlb_frame *frame) {
+    const dlb_signature *signature = kernel->signature;
     DLDataType half = {kDLInt, 32, 1};
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; signature != NULL && i < signature->result_count; i++) {
         DLTensor *tensor = &frame->tensors[frame->input_count + i];
-        if (is_extent(kernel, i, count) && tensor->ndim == 1 && tensor->shape[0] == 2 &&
-            dlb_dtype_key(tensor->dtype) == dlb_dtype_key(half)) {
-            tensor->dtype.bits = 64;
-            tensor->ndim = 0;
-        }
+        if (tensor->ndim != 1 || tensor->shape[0] != 2 ||
+            dlb_dtype_key(tensor->dtype) != dlb_dtype_key(half) ||
+            !is_wide_number(signature, i))
+            continue;
+        uint32_t key =
+            signature->dtypes[signature->parameters[signature->input_count + i].dtype]
+                .keys[0];
+        tensor->dtype.code = key & 0xFF;
+        tensor->dtype.bits = 64;
+        tensor->ndim = 0;
     }
 }
 
@@ -1092,7 +1101,7 @@ static int run_kernel(const dlb_kernel *kernel, xla_run *run) {
     if (make_room(run, kernel) < 0 || read_operands(run) < 0 ||
         check_program(kernel, run) < 0 || check_mutated(run) < 0)
         return -1;
-    read_extents(kernel, &run->frame);
+    read_wide_numbers(kernel, &run->frame);
     if (dlb_frame_bind(kernel, &run->frame) < 0 ||
         dlb_frame_check_results(kernel, &run->frame) < 0 || move_mutated(run) < 0)
         return -1;

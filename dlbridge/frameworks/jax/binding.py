@@ -28,13 +28,21 @@ from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import adapter
 from dlbridge.frameworks.jax import program as jax_program
 from dlbridge.frameworks.jax.program import Plan, Program, make_block
-from dlbridge.kernels.binding import Binding, Sliced, check_extent, framework_of
+from dlbridge.kernels.binding import (
+    Binding,
+    Sliced,
+    check_extent,
+    framework_of,
+    named_tensors,
+)
 from dlbridge.kernels.kernel import Kernel, is_native_to, recorded
 from dlbridge.kernels.kinds.python_kernel import Support
+from dlbridge.kernels.numbers import changed, in_row, names_of
 from dlbridge.kernels.schema import (
     LIST_KINDS,
     Arguments,
     Parameter,
+    Result,
     is_plain,
     refusal,
     type_name,
@@ -307,6 +315,7 @@ def _own_function(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
         for part, value in zip(schema.scalars, arguments.scalars, strict=True)
     }
     present = [each is not None for each in arguments.tensors]
+    numbers = names_of(kernel)
 
     def call(*tensors: Any) -> Any:
         left = iter(tensors)
@@ -319,6 +328,9 @@ def _own_function(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
         if any(not hasattr(each, "shape") for each in outcome):
             raise UnsupportedTypeError(f"{kernel.name}: the function returned {made!r}")
         found = [jax_program.describe(kernel, each) for each in outcome]
+        for place, result in enumerate(schema.results[: len(found)]):
+            if result.name in numbers:  # which may have 32 bits here
+                found[place] = found[place]._replace(dtype=result.dtype.dtypes[0])
         schema.check_out(bound, found, returned=True)
         return tuple(outcome) if len(outcome) > 1 else (outcome[0] if outcome else None)
 
@@ -365,6 +377,62 @@ class Jax(Sliced):
             return self.call_bounded(kernel, arguments)
         return Binding.call_counted(self, kernel, arguments)  # compiles no program for each extent
 
+    def call_numbers(self, kernel: Kernel, arguments: Arguments) -> Any:
+        assert kernel.numbers is not None
+        if not kernel.numbers.is_differentiable:
+            arguments = changed(_constant, arguments)
+        present = [each for each in in_row(arguments.tensors) if each is not None]
+        is_known = all(type(each) is self.array_type for each in present)
+        if is_known and not kernel.written(0) and not jax_program.has_wide():
+            return self._call_with_wide(kernel, arguments)
+        return super().call_numbers(kernel, arguments)
+
+    def _call_with_wide(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call a kernel whose numbers have 64 bits, of which JAX has no arrays now."""
+        schema, numbers = kernel.schema, kernel.numbers
+        assert schema is not None
+        assert numbers is not None
+        names = iter([name for name, _ in named_tensors(kernel, arguments)])
+        like = next((each for each in in_row(arguments.tensors) if each is not None), None)
+        tensors = [
+            None if value is None else self._take_all(kernel, next(names), value)
+            for value in arguments.tensors
+        ]
+        args, kwargs = schema.spell(tensors, arguments.scalars)
+        found = numbers.tensors.dlbridge(*args, **kwargs)
+        several = found if isinstance(found, tuple) else (found,)
+        results = [
+            each if each is None or place in schema.numbers else self._give_all(each, like)
+            for place, each in enumerate(several)
+        ]
+        return numbers.read(tuple(results) if isinstance(found, tuple) else results[0])
+
+    def _take_all(self, kernel: Kernel, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.take_argument(kernel, name, each, False) for each in value]
+        return self.take_argument(kernel, name, value, False)
+
+    def _give_all(self, value: Any, like: Any) -> Any:
+        if isinstance(value, list):
+            return [self.give(each, like) for each in value]
+        return self.give(value, like)
+
+    def read_number(self, kernel: Kernel, result: Result, value: Any) -> Any:
+        try:
+            return value.item()
+        except not_from_handler(*_NOT_KNOWN):
+            return jax.lax.stop_gradient(value)  # of a program that is traced
+
+    def number_maker(self, dtype: DType) -> Callable[[Any, Any], Any]:
+        own = dtype.to("numpy")
+
+        def make(number: Any, _: Any) -> Any:
+            if not isinstance(number, jax.core.Tracer):
+                return np.asarray(number, own)  # also where JAX has no 64-bit numbers
+            return number.astype(jax.dtypes.canonicalize_dtype(own))
+
+        return make
+
     def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
         try:
             extent = int(value)
@@ -378,6 +446,13 @@ class Jax(Sliced):
         if found is None:
             found = vars(kernel).setdefault("_jax_calls", Calls(kernel, self.array_type))
         return found
+
+
+def _constant(value: Any) -> Any:
+    """Return a tensor whose derivative is zero; of a tracer of jax.grad, the value where known."""
+    if not isinstance(value, jax.core.Tracer):
+        return value
+    return jax.numpy.asarray(jax.lax.stop_gradient(value))  # an array of NumPy may be in a tracer
 
 
 # What JAX raises where a program would have to know values while it is traced.

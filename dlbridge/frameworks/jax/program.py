@@ -26,6 +26,7 @@ from dlbridge.frameworks.jax.sharding import needs_devices, partitioned
 from dlbridge.kernels import gradients
 from dlbridge.kernels.gradients import Jvp, Vjp
 from dlbridge.kernels.kernel import Kernel, recorded
+from dlbridge.kernels.numbers import names_of
 from dlbridge.kernels.schema import Described, dtype_key, write_list
 from dlbridge.signals import not_from_handler
 
@@ -143,10 +144,10 @@ class Program:
             static = dict(self.plan.static)  # dimensions are among them
             scalars = [static.get(index) for index in range(len(schema.scalars))]
             found = schema.results_of(schema.bind(described, scalars))
-            extents = _extents(self.kernel)
+            wide = _wide(self.kernel)
             made = [
-                self._extent(found, place)
-                if place in extents
+                self._narrow(found, place, wide[place])
+                if place in wide
                 else self._struct(schema.results[place].name, shape, dtype)
                 for place, (shape, dtype) in enumerate(found)
             ]
@@ -164,8 +165,12 @@ class Program:
             )
         return jax.ShapeDtypeStruct(shape, own)
 
-    def _extent(self, found: Sequence[tuple[Any, DType]], place: int) -> jax.ShapeDtypeStruct:
-        """Return what an extent is to JAX, which has no int64 now."""
+    def _narrow(
+        self, found: Sequence[tuple[Any, DType]], place: int, kind: str
+    ) -> jax.ShapeDtypeStruct:
+        """Return what a number or an extent is to JAX, which has no 64-bit numbers now."""
+        if kind != "extent":
+            return jax.ShapeDtypeStruct((), np.float32 if kind == "float" else np.int32)
         places = self.kernel.whole.counted.places  # type: ignore[union-attr]
         rooms = [shape[0] for at, (shape, _) in enumerate(found) if places[at : at + 1] == [place]]
         if any(isinstance(room, int) and room > _MOST for room in rooms):
@@ -185,13 +190,13 @@ class Program:
         options: dict[str, Any] = {"has_side_effect": not shapes}
         if _HAS_ALIASES and self.written:
             options["input_output_aliases"] = self._aliases(len(shapes))
-        extents = _extents(self.kernel)
-        for place in extents:
+        wide = _wide(self.kernel)
+        for place in wide:
             shapes[place] = jax.ShapeDtypeStruct((2,), np.int32)
         call = ffi.ffi_call(TARGET, tuple(shapes), vmap_method="sequential", **options)
         outcome = list(call(*operands[:used], **self.attributes))
-        for place in extents:
-            outcome[place] = outcome[place][_LOW]
+        for place, kind in wide.items():
+            outcome[place] = _NARROWED[kind](outcome[place][_LOW], outcome[place][1 - _LOW])
         return _vary(outcome, operands[:used])
 
     def split(self, *operands: Any) -> tuple[Any, ...]:
@@ -210,17 +215,59 @@ class Program:
         return {place: first + number for number, place in enumerate(inputs)}
 
 
-# What a kernel says, an int64, where JAX has none: two numbers, of which it sees the lower one.
+# An int64 or a float64 where JAX has none: two numbers of 32 bits, of which one is made.
 _MOST = np.iinfo(np.int32).max
 _LOW = 0 if sys.byteorder == "little" else 1
 
 
-def _extents(kernel: Kernel) -> tuple[int, ...]:
-    """Return the places of the results in which the kernel says extents, if JAX has no int64."""
-    if not _says_extents(kernel) or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
-        return ()
-    places = kernel.whole.counted.places  # type: ignore[union-attr]
-    return tuple(sorted({place for place in places if place >= 0}))
+def has_wide() -> bool:
+    """Return whether JAX has 64-bit numbers now."""
+    return bool(jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
+
+
+def _wide(kernel: Kernel) -> dict[int, str]:
+    """Return the results that are numbers or extents of 64 bits, and which, if JAX has none."""
+    if kernel.schema is None or has_wide():
+        return {}
+    names = names_of(kernel)
+    found = {
+        place: names[result.name]
+        for place, result in enumerate(kernel.schema.results)
+        if names.get(result.name) in ("int", "float")
+    }
+    if _says_extents(kernel):
+        places = kernel.whole.counted.places  # type: ignore[union-attr]
+        found |= {place: "extent" for place in places if place >= 0}
+    return found
+
+
+def _to_int32(low: Any, high: Any) -> Any:
+    """Return the int64 of two halves, or the int32 that is nearest to it."""
+    limit = jnp.where(high < 0, np.iinfo(np.int32).min, np.iinfo(np.int32).max)
+    return jnp.where(high == low >> 31, low, limit)
+
+
+def _to_float32(low: Any, high: Any) -> Any:
+    """Return the float64 whose bits these are, rounded; one below the normal float32 is 0."""
+    low, high = low.astype(jnp.uint32), high.astype(jnp.uint32)
+    exponent = (high >> 20 & 0x7FF).astype(jnp.int32)
+    digits = 1 << 23 | (high & 0xFFFFF) << 3 | low >> 29
+    rest, half = low & 0x1FFFFFFF, 1 << 28
+    digits += ((rest > half) | ((rest == half) & (digits % 2 == 1))).astype(jnp.uint32)
+    power = exponent - 1023 + (digits >> 24).astype(jnp.int32)  # digits of ones carry
+    bits = (exponent - 1023 + 127 << 23) + (digits.astype(jnp.int32) - (1 << 23))
+    is_nan = (exponent == 0x7FF) & ((high & 0xFFFFF | low) != 0)
+    bits = jnp.where(power > 127, 0x7F800000, jnp.where(power < -126, 0, bits))
+    bits = jnp.where(is_nan, 0x7FC00000, bits)
+    signed = bits.astype(jnp.uint32) | (high & np.uint32(1 << 31))
+    return jax.lax.bitcast_convert_type(signed, jnp.float32)
+
+
+_NARROWED: dict[str, Callable[[Any, Any], Any]] = {
+    "extent": lambda low, _: low,
+    "int": _to_int32,
+    "float": _to_float32,
+}
 
 
 def _says_extents(kernel: Kernel) -> bool:

@@ -13,6 +13,7 @@ from dlbridge.kernels import gradients
 from dlbridge.kernels.binding import Direct, Sliced
 from dlbridge.kernels.gradients import Vjp
 from dlbridge.kernels.kernel import Kernel
+from dlbridge.kernels.numbers import changed
 from dlbridge.kernels.schema import Arguments, type_name
 from dlbridge.signals import not_from_handler
 
@@ -40,6 +41,13 @@ class Paddle(Sliced, Direct):
                 f"be lost; {cure}, pass x.detach(), or call it under paddle.no_grad()",
             )
         return _Layer.apply(_Forward(self, kernel, arguments, vjp), *_present(arguments.tensors))
+
+    def call_numbers(self, kernel: Kernel, arguments: Arguments) -> Any:
+        """Call the kernel; where all its results are constants, without a look at gradients."""
+        assert kernel.numbers is not None
+        if not kernel.numbers.is_differentiable:
+            arguments = changed(_detach, arguments)
+        return super().call_numbers(kernel, arguments)
 
     def run(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the kernel without a look at gradients."""
@@ -82,6 +90,10 @@ def _present(tensors: Sequence[Any]) -> list[Any]:
 
 def _detached(tensors: Sequence[Any]) -> list[Any]:
     return [each if each is None else each.detach() for each in tensors]
+
+
+def _detach(tensor: Any) -> Any:
+    return tensor.detach() if isinstance(tensor, paddle.Tensor) else tensor
 
 
 # ---- gradients ---------------------------------------------------------------------------------

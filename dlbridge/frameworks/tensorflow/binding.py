@@ -27,6 +27,7 @@ from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.schema import (
     Arguments,
     Parameter,
+    Result,
     Schema,
     is_plain,
     refusal,
@@ -75,6 +76,11 @@ class TensorFlow(Sliced):
         run = tensorflow_op.execute if tensorflow.executing_eagerly() else tensorflow_op.trace
         results = run(kernel, schema, tensors, scalars)
         return tuple(results) if len(results) > 1 else (results[0] if results else None)
+
+    def read_number(self, kernel: Kernel, result: Result, value: Any) -> Any:
+        if hasattr(value, "numpy"):
+            return value.numpy().item()
+        return tensorflow.stop_gradient(value)  # of a graph: not known yet, and a constant
 
     def read_extent(self, kernel: str, name: str, value: Any, room: Any) -> Any:
         return check_extent(kernel, name, int(value), room) if hasattr(value, "numpy") else value

@@ -31,6 +31,7 @@ from dlbridge.frameworks.torch.operators import (
     offer,
     operator,
     own_dtype,
+    refuse_number,
     written,
 )
 from dlbridge.frameworks.torch.refusals import make_check
@@ -38,10 +39,12 @@ from dlbridge.kernels.binding import Binding, check_extent, explain
 from dlbridge.kernels.kernel import Kernel, Shortcut, all_known, is_native_to, serving
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
+from dlbridge.kernels.numbers import in_row
 from dlbridge.kernels.schema import (
     SEVERAL,
     Arguments,
     Described,
+    Result,
     Schema,
     conditions_of,
     described,
@@ -126,6 +129,28 @@ class TorchBinding(Binding):
         if _C._len_torch_dispatch_stack() or _C._are_functorch_transforms_active():
             return super().serve(kernel, arguments)
         return self.call_bounded(kernel, arguments)
+
+    def call_numbers(self, kernel: Kernel, arguments: Arguments) -> Any:
+        if any(isinstance(each, torch.fx.Proxy) for each in in_row(arguments.tensors)):
+            return self._record(kernel, arguments)
+        return super().call_numbers(kernel, arguments)
+
+    def read_number(self, kernel: Kernel, result: Result, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            refuse_number(kernel, result, value)
+        return value.item()
+
+    def number_maker(self, dtype: DType) -> Callable[[Any, Any], Any]:
+        own = dtype.to("torch")
+
+        def make(number: Any, like: Any) -> Any:
+            device = None if like is None else like.device
+            return torch.scalar_tensor(number, dtype=own, device=device)
+
+        return make
+
+    def is_tracing(self) -> bool:
+        return bool(torch.compiler.is_compiling())
 
     def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
         if value.is_meta:
@@ -309,7 +334,9 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
 
     A kernel that is a function of torch tensors is traced itself, and so are its gradients.
     """
-    if is_native_to(kernel, "torch"):
+    if kernel.numbers is not None:
+        return _traceable_with_numbers(kernel)
+    if is_native_to(kernel, "torch") and not _needs_out(kernel):
         return traceable_own(kernel)
     made = operator(kernel)
     schema, default, out_overload = made.schema, made.default, made.out
@@ -336,6 +363,29 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
         if is_optional:
             return _unwrap(schema, arguments, out)
         return tuple(out) if len(out) > 1 else out[0]
+
+    return call
+
+
+def _traceable_with_numbers(kernel: Kernel) -> Callable[..., Any]:
+    """Return a function that reads numbers as `x.item()` does: they become symbols."""
+    schema = kernel.schema
+    assert schema is not None
+    called, check = traceable(kernel.tensors), make_check(kernel)
+    # No integers: in a second program dynamo would make them dynamic.
+    are_numbers = [bool(result.number) for result in schema.results]
+    is_alone = len(are_numbers) == 1
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        found = called(*args, **kwargs)
+        if is_alone:
+            return found.item()
+        results = []
+        for place, is_number in enumerate(are_numbers):
+            value = found[place]  # a proxy has no length
+            results.append(value.item() if is_number and value is not None else value)
+        return tuple(results)
 
     return call
 
@@ -448,6 +498,14 @@ def _refuse_twice(kernel: Kernel, out: Sequence[Any], seen: Sequence[Described |
             tensors = [one and (one.shape, one.dtype, one.source, one.device) for one in seen]
             places = first + place, "overlap", first + before
             raise explain(kernel.name, kernel.schema, tensors, (), *places)
+
+
+def _needs_out(kernel: Kernel) -> bool:
+    """Return whether the function writes all results, into memory that somebody must make."""
+    assert kernel.schema is not None
+    function = next(iter(kernel.functions.values())).callable
+    out = _special(function, kernel.schema, "out")
+    return out is not None and out.default is out.empty
 
 
 def traceable_own(kernel: Kernel) -> Callable[..., Any]:

@@ -342,6 +342,63 @@ class CountedOperator(Operator):
         return tuple(rows) if len(rows) > 1 else rows[0]
 
 
+class NumberOperator(Operator):
+    """The operator of a kernel some of whose results are numbers, made of that of its tensors.
+
+    Dispatchers see the other one, so that all rules are those of that. It has no overload with
+    `out`.
+    """
+
+    __slots__ = Operator.__slots__  # dynamo of older torch finds none of a base class
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Return tensors and numbers, of the operator that gives tensors alone."""
+        kernel = serving(self.name)
+        found = operator(kernel.tensors).default(*args, **kwargs)
+        results = self.schema.results
+        if len(results) == 1:
+            return _to_number(kernel, results[0], found)
+        return tuple(
+            [
+                _to_number(kernel, result, value) if result.number else value
+                for result, value in zip(results, found, strict=True)
+            ]
+        )
+
+
+def _to_number(kernel: Kernel, result: Result, value: Any) -> Any:
+    """Return what a schema of torch calls SymInt, float or bool."""
+    if result.condition:  # a Tensor[], of one tensor or of none
+        if not value:
+            return None
+        value = value[0]
+    refuse_number(kernel, result, value)
+    number = value.item()
+    if isinstance(number, (torch.SymFloat, torch.SymBool)):
+        raise KernelError(
+            f"{kernel.name}: result {result.name!r} is not known while a program is traced, and "
+            f"torch.ops can return an int that is not, but no {result.number}; call the kernel "
+            "itself, which can be traced"
+        )
+    return number
+
+
+def refuse_number(kernel: Kernel, result: Result, value: torch.Tensor) -> None:
+    """Refuse to read a number of a tensor that has none, or one for each element of a batch."""
+    why = ""
+    if value.is_meta:
+        why = "tensors on 'meta' have no values"
+    while not why and _C._functorch.is_functorch_wrapped_tensor(value):
+        if _C._functorch.is_batchedtensor(value):
+            why = "within torch.vmap each element has one of its own"
+        value = _C._functorch.get_unwrapped(value)
+    if why:
+        raise KernelError(
+            f"{kernel.name}: result {result.name!r} is a number ({result.number}), and {why}; call "
+            ".tensors of the kernel, which returns a tensor in its place"
+        )
+
+
 def own_dtype(x: Any, kernel: str, argument: str) -> torch.dtype | None:
     """Return torch's dtype of what a call gave for one; dynamo traces it."""
     if x is None or isinstance(x, torch.dtype):
@@ -383,7 +440,7 @@ def _lay_out(schema: Schema) -> Schema:
 
 
 def _out_names(schema: Schema) -> tuple[str, ...]:
-    if schema.counts:
+    if not schema.takes_out:
         return ()
     taken = {part.name for part in schema.parameters}
     names = []
@@ -473,25 +530,43 @@ def _make(key: str, kernel: Kernel) -> Operator:
         if found is not None:
             return found
         kind = CountedOperator if schema.counts else Operator
+        kind = NumberOperator if schema.numbers else kind
         made = kind(key, schema, kernel.autocast)
         _BEING_DEFINED.key = key  # torch.ops looks it up
         try:
-            _define(made)
+            _define_composite(made) if isinstance(made, NumberOperator) else _define(made)
         finally:
             _BEING_DEFINED.key = None
         _OPERATORS[key] = made
-        sharding.offer(made.default, schema, made.layout, kernel.sharding)
+        if not schema.numbers:
+            sharding.offer(made.default, schema, made.layout, kernel.sharding)
         return made
 
 
 # ---- registration --------------------------------------------------------------------------------
 
 
-def _define(made: Operator) -> None:
-    namespace = made.schema.namespace
+def _library(namespace: str) -> Any:
     library = _LIBRARIES.get(namespace)
     if library is None:
         library = _LIBRARIES[namespace] = torch.library.Library(namespace, "FRAGMENT")
+    return library
+
+
+def _define_composite(made: NumberOperator) -> None:
+    library = torch.library.Library(made.schema.namespace, "FRAGMENT")
+    try:
+        library.define(made.definitions[0])
+        library.impl(made.own, made.run, "CompositeImplicitAutograd")
+        _look_up(made)
+    except BaseException:
+        library._destroy()
+        raise
+    _UNDO.append(library._destroy)
+
+
+def _define(made: Operator) -> None:
+    library = _library(made.schema.namespace)
     number = _number(made)
     undo = _define_in_python(made) if number is None else _define_in_c(made, number)
     try:

@@ -315,6 +315,7 @@ def _call_kernel(
     """Create an operation for a kernel, whose schema checks the inputs and knows the results."""
     from dlbridge.kernels.kernel import recorded
 
+    kernel = kernel.tensors  # a graph has tensors in place of numbers
     schema = kernel.schema
     if schema.has_lists:
         raise ArgumentError(

@@ -29,19 +29,31 @@ def target(text: str, schema: Schema | None, flat: Flat | None = None) -> native
         return None
     returned, parameters = raw.read_signature(schema, text)
     status = ffi.typeof(returned)
+    place = raw.find_returned(schema, status, parameters)
     has_lists = any(part.many is not None for part in join_parts(schema.tensors, schema.results))
-    if (has_lists and flat is None) or not (status.kind == "void" or raw.is_integer(status)):
+    if has_lists and flat is None:
         return None
     if any(_is_checked_by_python(schema, parameter) for parameter in parameters):
         return None
     values = Values(schema, () if flat is None else (*flat.counts, *flat.results))
     slots = [encode(schema, values, parameter) for parameter in parameters]
     size = 0 if status.kind == "void" else ffi.sizeof(status)
-    is_signed = size > 0 and raw.is_signed(status)
+    is_signed = raw.is_integer(status) and raw.is_signed(status)
+    result = _READS_STATUS
+    if place is not None:
+        first, count = values.places[place]
+        result = first if count != 0 else _IS_DROPPED
+    if place is None and size and not raw.is_integer(status):
+        return None
     try:
-        return native.CCall(tuple(values.rows), tuple(slots), size, is_signed)
+        return native.CCall(
+            tuple(values.rows), tuple(slots), size, is_signed, result, raw.is_float(status)
+        )
     except not_from_handler(NotImplementedError):
         return None
+
+
+_READS_STATUS, _IS_DROPPED = -1, -2  # the result that is returned, for native.CCall
 
 
 def _is_checked_by_python(schema: Schema, parameter: raw.CParameter) -> bool:

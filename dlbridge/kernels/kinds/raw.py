@@ -11,8 +11,10 @@ The names of the parameters say what they are given, by the schema of the kernel
     "_count", or its length
     stream                  the stream of the device, NULL on the CPU
 
-The function returns nothing, or an integer of which 0 means success. Arguments that it must not
-write have to be `const`. Memory is row-major. All this is checked when the kernel is wrapped.
+The function returns nothing, or an integer of which 0 means success; or the one result without
+dimensions that no parameter has the name of, as in `double(const float *x, int64_t n)`. Arguments
+that it must not write have to be `const`. Memory is row-major. All this is checked when the kernel
+is wrapped.
 """
 
 from __future__ import annotations
@@ -90,13 +92,16 @@ def raw_caller(address: int, text: str, schema: Schema | None) -> Callable[..., 
             f"wrap: the C signature {text!r} needs a schema, which says what its names mean"
         )
     returned, parameters = read_signature(schema, text)
+    place = find_returned(schema, ffi.typeof(returned), parameters)
     readers = [_reader(schema, parameter) for parameter in parameters]
     types = ", ".join(parameter.text for parameter in parameters) or "void"
     function = ffi.cast(f"{returned}(*)({types})", address)
-    return _make_caller(schema, function, readers)
+    return _make_caller(schema, function, readers, f"{returned} *", place)
 
 
-def _make_caller(schema: Schema, function: Any, readers: list[Reader]) -> Callable[..., None]:
+def _make_caller(
+    schema: Schema, function: Any, readers: list[Reader], kind: str, returned: int | None
+) -> Callable[..., None]:
     inputs = len(schema.tensors)
     single = len(schema.results) == 1
 
@@ -111,7 +116,10 @@ def _make_caller(schema: Schema, function: Any, readers: list[Reader]) -> Callab
                     )
         call = _Call(everything, scalars, stream, [])
         status = function(*[read(call) for read in readers])
-        if status:
+        if returned is not None:
+            if everything[returned] is not None:
+                ffi.cast(kind, everything[returned].data_ptr)[0] = status
+        elif status:
             raise KernelError(f"{schema.qualified}: the kernel returned status {status}")
 
     names = [f"tensor_{place}" for place in range(inputs)]
@@ -140,8 +148,44 @@ def read_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
     returned, parameters = parse_signature(schema, text)
     for parameter in parameters:
         _reader(schema, parameter)
-    _check_written(schema, parameters)
+    place = find_returned(schema, ffi.typeof(returned), parameters)
+    if place is None and is_float(ffi.typeof(returned)):
+        raise _refuse(
+            schema, returned, "cannot be returned: void, an integer status, or the one result "
+            "without dimensions that no parameter is for"
+        )  # fmt: skip
+    _check_written(schema, parameters, "" if place is None else schema.part(place).name)
     return returned, parameters
+
+
+def find_returned(schema: Schema, returned: Any, parameters: list[CParameter]) -> int | None:
+    """Return the place of the result that is what the function returns; None for a status.
+
+    Args:
+        schema: the kernel's.
+        returned: the cffi type of what is returned.
+        parameters: of the function.
+
+    Raises:
+        ArgumentError: it returns something else than the result.
+    """
+    given = {parameter.name for parameter in parameters}
+    places = [
+        place
+        for place, part in enumerate(schema.results, len(schema.tensors))
+        if part.name not in given and not part.dims and not part.is_list
+    ]
+    if returned.kind == "void" or len(places) != 1:
+        return None
+    part = schema.part(places[0])
+    assert part.dtype is not None
+    if part.dtype.only is None or not _holds(returned, part.dtype.only):
+        raise _refuse(
+            schema,
+            returned.cname,
+            f"cannot be returned for {part.name!r}, which is {part.type_text}",
+        )
+    return places[0]
 
 
 def parse_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
@@ -151,8 +195,7 @@ def parse_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
     if found is None:
         raise _refuse(schema, text, "is no C signature such as 'void(const float *x, int64_t n)'")
     returned = _find_type(schema, found["returned"])
-    is_status = returned.kind == "primitive" and returned.cname not in ("float", "double")
-    if returned.kind != "void" and not is_status:
+    if returned.kind not in ("void", "primitive"):
         raise _refuse(schema, found["returned"], "cannot be returned: void or an integer status")
     body = found["parameters"].strip()
     texts = [] if body in ("", "void") else body.split(",")
@@ -335,8 +378,8 @@ def find_extent(schema: Schema, name: str) -> Iterator[tuple[int, slice]]:
                 yield place, slice(at, at + 1)
 
 
-def _check_written(schema: Schema, parameters: list[CParameter]) -> None:
-    given = {parameter.name for parameter in parameters}
+def _check_written(schema: Schema, parameters: list[CParameter], returned: str) -> None:
+    given = {returned, *(parameter.name for parameter in parameters)}
     for name in schema.written:
         if name not in given:
             raise ArgumentError(

@@ -111,7 +111,7 @@ def _assign(
             raise UnsupportedTypeError(
                 f"{schema.qualified}: argument {name!r}: given by position and by name"
             )
-        if name == "out" and schema.results and not schema.counts:
+        if name == "out" and schema.takes_out:
             out = value
         elif name not in schema.by_name:
             raise _unexpected(schema, name)
@@ -140,13 +140,15 @@ def _too_many(schema: Schema, count: int) -> DLBridgeError:
 
 
 def _unexpected(schema: Schema, name: str) -> DLBridgeError:
-    takes = [*schema.by_name, *(["out"] if schema.results and not schema.counts else [])]
+    takes = [*schema.by_name, *(["out"] if schema.takes_out else [])]
     known = f"it takes {', '.join(takes)}" if takes else "it takes none"
     if name == "out" and schema.counts:
         known = (
             f"the kernel says {schema.counts[0].value}; `.bounded` of the kernel writes into "
             "memory that has room for the bound"
         )
+    elif name == "out" and schema.numbers:
+        known = "a result is a number, which no memory holds; `.tensors` of the kernel takes out="
     elif name == "out":
         known = "it has no results"
     meant = did_you_mean(name, takes)

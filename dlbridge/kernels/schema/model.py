@@ -87,6 +87,8 @@ class Schema:
         conditions: of each result the argument that decides whether it is there, or "".
         counts: the dimensions of results that the kernel says. Calls are then made by another
             schema, which has their bounds: see `bounded`.
+        numbers: places of the results that are numbers. Calls are then made by another schema,
+            which has tensors in their place: see `as_tensors`.
 
     Args:
         elements: a schema that `flatten` makes, whose arguments may be called "xs[0]".
@@ -102,8 +104,8 @@ class Schema:
 
     __slots__ = (
         "by_name", "computed", "conditions", "counts", "dtypes", "elements", "has_lists", "mutated",
-        "name", "names", "namespace", "packs", "parameters", "positional", "qualified", "results",
-        "scalars", "sizes", "solved", "spread", "tensors", "text", "typed",
+        "name", "names", "namespace", "numbers", "packs", "parameters", "positional", "qualified",
+        "results", "scalars", "sizes", "solved", "spread", "tensors", "text", "typed",
     )  # fmt: skip
 
     namespace: str
@@ -128,6 +130,7 @@ class Schema:
     solved: tuple[Solution, ...]
     has_lists: bool
     counts: tuple[Dim, ...]
+    numbers: tuple[int, ...]
     elements: bool
 
     def __init__(
@@ -400,6 +403,15 @@ class Schema:
         """
         return _make_bounded(self)
 
+    def as_tensors(self) -> Schema:
+        """Return the schema with a tensor without dimensions for each result that is a number.
+
+        Example:
+            >>> print(Schema.parse("a::count(x: f32[n]) -> int").as_tensors())
+            a::count(x: f32[n]) -> i64[]
+        """
+        return self.with_parts(self.parameters, [part._replace(number="") for part in self.results])
+
     def vjp(self, name: str | None = None) -> Schema:
         """Return the schema of a kernel that computes this one's vector-Jacobian product.
 
@@ -420,6 +432,11 @@ class Schema:
     def has_optional_results(self) -> bool:
         """Whether the presence of a result depends on an argument; see `conditions`."""
         return any(self.conditions)
+
+    @property
+    def takes_out(self) -> bool:
+        """Whether a call can be given `out`: all results are tensors of a size known before."""
+        return bool(self.results) and not (self.counts or self.numbers)
 
     # ---- a value -------------------------------------------------------------------------------
 
@@ -547,6 +564,7 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
         "solved": tuple(find_solutions(parameters)),
         "has_lists": any(part.many is not None for part in parts),
         "counts": find_counts(results),
+        "numbers": tuple([place for place, part in enumerate(results) if part.number]),
     }
 
 
@@ -941,7 +959,7 @@ def _make_vjp(schema: Schema, name: str | None) -> Schema:
             many=result.many if result.is_list else None,
         )
         for result in schema.results
-        if result.dtype.may_be_floating
+        if result.may_have_gradient
     ]
     gradients = [
         Result(f"grad_{part.name}", part.dtype, part.dims, part.many)
@@ -1054,7 +1072,7 @@ def write_results(results: tuple[Result, ...], defined: set[str]) -> str:
 
 def write_type(part: Parameter | Result, defined: set[str]) -> str:
     """Return a type; a variable with a name is defined where it appears first."""
-    if part.dtype is None:
+    if part.dtype is None or (isinstance(part, Result) and part.number):
         return part.type_text
     dtype = part.dtype.name if part.dtype.name in defined else str(part.dtype)
     if f"{dtype}[]" in defined:
@@ -1246,9 +1264,16 @@ def torch_schema(schema: Schema) -> str:
         if parameter.default is not MISSING and parameter.name not in hidden:
             text += f"={write_literal(parameter.default)}"
         items.append(text)
-    tensors = ["Tensor" if part.many is None else "Tensor[]" for part in schema.results]
-    results = tensors[0] if len(tensors) == 1 else f"({', '.join(tensors)})"
+    kinds = [_torch_result(part) for part in schema.results]
+    results = kinds[0] if len(kinds) == 1 else f"({', '.join(kinds)})"
     return f"{schema.name}({', '.join(items)}) -> {results}"
+
+
+def _torch_result(part: Result) -> str:
+    if part.number:
+        kind = "SymInt" if part.number == "int" else part.number
+        return f"{kind}?" if part.condition else kind
+    return "Tensor" if part.many is None else "Tensor[]"
 
 
 def _hidden_defaults(parameters: tuple[Parameter, ...]) -> set[str]:
@@ -1295,7 +1320,7 @@ def signature(schema: Schema) -> Signature:
         )
         for part in schema.parameters
     ]
-    if schema.results and not schema.counts:
+    if schema.takes_out:
         kind = "tuple"
         if len(schema.results) == 1:
             kind = "list" if schema.results[0].is_list else "tensor"
@@ -1321,7 +1346,7 @@ def help_text(schema: Schema, summary: str, layout: str) -> str:
     """Return the help of a kernel; see `Schema.help`."""
     sections = [summary.strip() or f"Run the kernel {schema.qualified}.", str(schema)]
     arguments = [_argument(schema, parameter, layout) for parameter in schema.parameters]
-    if schema.results and not schema.counts:
+    if schema.takes_out:
         arguments.append(_out(schema))
     if arguments:
         sections.append(_section("Args", arguments))
@@ -1368,6 +1393,9 @@ def _out(schema: Schema) -> str:
 
 
 def _result(schema: Schema, result: Result) -> str:
+    if result.number:
+        condition = f"; or None, as {result.condition} says" if result.condition else ""
+        return f"{result.name}: {result.number} of Python{condition}."
     words = _tensor(schema, result)
     counted = next((dim for dim in result.dims if dim.kind == "counted"), None)
     if counted is not None:
@@ -1377,7 +1405,8 @@ def _result(schema: Schema, result: Result) -> str:
         )
     if result.condition:
         words += f"; or None, as {result.condition} says"
-    return f"{result.name}: {words}; new memory of the caller's framework, or `out`."
+    given = ", or `out`" if schema.takes_out else ""
+    return f"{result.name}: {words}; new memory of the caller's framework{given}."
 
 
 def _tensor(schema: Schema, part: Part) -> str:

@@ -44,6 +44,7 @@ from dlbridge.kernels.schema.parts import (
     MAX_TENSORS,
     MISSING,
     NAMELESS,
+    NUMBER_KINDS,
     SCALAR_KINDS,
     SETS,
     Dim,
@@ -457,8 +458,11 @@ class Parser:
             names.append(reader.expect_name("a dtype after '|'"))
         if len(names) == 1 and first.text in self.variables:
             return self.variables[first.text]
-        found = self._union(names, "")
-        for known in self.variables.values():  # the same set in other words is the same variable
+        return self._variable(self._union(names, ""))
+
+    def _variable(self, found: DTypeSet) -> DTypeSet:
+        """Return the variable without a name for a set; the same set in other words is the same."""
+        for known in self.variables.values():
             if not known.name and set(known.dtypes) == set(found.dtypes):
                 return known
         return self.variables.setdefault(found.text, found)
@@ -574,10 +578,10 @@ class Parser:
 
     def _results(self) -> tuple[Result, ...]:
         reader = self.reader
-        found: list[tuple[str, Type]] = []
+        found: list[tuple[str, str, Type]] = []
         if not reader.accept("("):
             self.places.append(reader.next)
-            found.append(("", self._result()))
+            found.append(("", *self._result()))
         else:
             while not reader.accept(")"):
                 self.places.append(reader.next)
@@ -585,28 +589,37 @@ class Parser:
                 if reader.peek(1).text == ":":
                     name = reader.expect_name("a result's name").text
                     reader.advance()
-                found.append((name, self._result()))
+                found.append((name, *self._result()))
                 self._end_item(")")
-        known = {dim.value: dim for _, of in found for dim in of[1] if dim.kind == "counted"}
+        known = {dim.value: dim for _, _, of in found for dim in of[1] if dim.kind == "counted"}
         return tuple(
             [
-                Result(name or default_name(index, len(found)), dtype, _resolve(dims, known), many)
-                for index, (name, (dtype, dims, many)) in enumerate(found)
+                Result(
+                    name or default_name(index, len(found)), dtype, _resolve(dims, known), many,
+                    number,
+                )
+                for index, (name, number, (dtype, dims, many)) in enumerate(found)
             ]
-        )
+        )  # fmt: skip
 
-    def _result(self) -> Type:
+    def _result(self) -> tuple[str, Type]:
+        """Return which number a result is, or "", and the type of the tensor."""
         reader = self.reader
         token = reader.next
-        if token.text in SCALAR_KINDS and reader.peek(1).text not in ("[", "|"):
-            tensor = _AS_TENSOR.get(token.text)
-            advice = (
-                f"write '{tensor}', a tensor without dimensions, and call {token.text}() on it"
-                if tensor
-                else "return a tensor of numbers instead"
+        if token.text not in SCALAR_KINDS or reader.peek(1).text in ("[", "|", "="):
+            return "", self._optional(self._tensor())
+        if token.text not in NUMBER_KINDS:
+            numbers = ", ".join(NUMBER_KINDS)
+            reader.refuse(
+                f"a result must be a tensor or a number ({numbers}), not {token.text!r}; return "
+                "a tensor of numbers instead",
+                token,
             )
-            reader.refuse(f"a result must be a tensor, not {token.text!r}; {advice}", token)
-        return self._optional(self._tensor())
+        reader.advance()
+        self.tensors += 1
+        self._limit(self.tensors, MAX_TENSORS, "tensors, results included", self.places[-1])
+        dtype = self._variable(make_set([NUMBER_KINDS[token.text]]))
+        return token.text, self._optional((dtype, (), None))
 
     def _optional(self, found: Type) -> Type:
         """Return the type of a result with what decides whether it is there, if that follows."""
@@ -621,9 +634,6 @@ class Parser:
             reader.refuse_next("'if' and the argument that decides, as in f32[n]? if save")
         reader.advance()
         return dtype, dims, Dim("if", reader.expect_name("an argument's name").text)
-
-
-_AS_TENSOR = {"int": "i64[]", "float": "f64[]", "bool": "bool[]"}
 
 
 def _resolve(dims: tuple[Dim, ...], known: dict[int | str, Dim]) -> tuple[Dim, ...]:

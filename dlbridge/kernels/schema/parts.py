@@ -378,6 +378,8 @@ def make_set(names: Iterable[str], name: str = "") -> DTypeSet:
 
 SCALAR_KINDS = ("int", "float", "bool", "str", "dtype")
 LIST_KINDS = {"int[]": int, "float[]": float}  # lists of numbers, and what these are
+# Results that are numbers, and the dtypes of the tensors without dimensions that hold them.
+NUMBER_KINDS = {"int": "i64", "float": "f64", "bool": "bool"}
 
 
 class Missing:
@@ -530,12 +532,15 @@ class Result(NamedTuple):
         dims: its dimensions.
         many: of a list of tensors, how many it has, as for a Parameter; of an optional result a
             Dim of kind "if": inside, it is a list of one tensor or of none.
+        number: of a number of Python "int", "float" or "bool", which has the dtype and the dims of
+            the tensor that holds it; else "".
     """
 
     name: str
     dtype: DTypeSet
     dims: tuple[Dim, ...]
     many: Dim | None = None
+    number: str = ""
 
     @property
     def is_list(self) -> bool:
@@ -548,13 +553,19 @@ class Result(NamedTuple):
         return str(self.many.value) if self.many is not None and self.many.kind == "if" else ""
 
     @property
+    def may_have_gradient(self) -> bool:
+        """Whether it could have a gradient; a number, which is a constant, has none."""
+        return not self.number and self.dtype.may_be_floating
+
+    @property
     def type_text(self) -> str:
         """The result's type: "f32[n]"."""
         return self.expected()
 
     def expected(self, bindings: Bindings | None = None) -> str:
         """Return the type, with what is bound: "f32[k=56, n=3]"."""
-        return expected_text(self.dtype, self.dims, bindings) + write_many(self.many)
+        text = self.number or expected_text(self.dtype, self.dims, bindings)
+        return text + write_many(self.many)
 
 
 Part = Parameter | Result

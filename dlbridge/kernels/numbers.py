@@ -1,0 +1,355 @@
+"""Kernels whose results are numbers of Python: `count(x: f32[n], *, above: float) -> int`.
+
+Frameworks and compilers know results that are tensors. So a call is made by another kernel,
+`tensors`, which has a tensor without dimensions for each number:
+
+    mylib::count(x: f32[n], *, above: float) -> i64[]
+
+It is a kernel like any other, in every framework, compiler and transform, with lists, optional
+results and sizes that the kernel says. What the call returns is read from its results, at the very
+end, and is a constant for derivatives, as what `x.item()` gives is. Where a program is traced, and
+a value is not known, the call returns the tensor.
+
+A function of C writes the number where a pointer of its name points, or returns it. One of Python
+returns it, also where it writes its other results into `out`, and so does one of tvm-ffi.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import Signature
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlbridge import registry
+from dlbridge._core import native
+from dlbridge.errors import ArgumentError, UnsupportedTypeError
+from dlbridge.exchange import exchange
+from dlbridge.exchange.protocol import describe
+from dlbridge.kernels import binding, gradients
+from dlbridge.kernels.kinds import Function, read_signature
+from dlbridge.kernels.schema import Arguments, Result, Schema
+from dlbridge.signals import not_from_handler
+
+if TYPE_CHECKING:
+    from dlbridge.kernels.kernel import Kernel
+
+SUFFIX = "__tensors"  # of the key of `tensors`; see also registry.c
+
+
+class Numbers:
+    """The calls of a kernel some of whose results are numbers.
+
+    Attributes:
+        whole: the kernel.
+        results: place and result of each number.
+        is_differentiable: whether a result can have a derivative; a number cannot.
+    """
+
+    def __init__(self, whole: Kernel) -> None:
+        self.whole = whole
+        self.results = [(place, self.schema.results[place]) for place in self.schema.numbers]
+        self._is_alone = len(self.schema.results) == 1
+        self.is_differentiable = gradients.is_differentiable(self.schema)
+        self._tensors: Kernel | None = None
+        self._lock = registry.lock()
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the kernel."""
+        assert self.whole.schema is not None
+        return self.whole.schema
+
+    @property
+    def tensors(self) -> Kernel:
+        """The kernel that makes the calls."""
+        if self._tensors is None:
+            with self._lock:
+                if self._tensors is None:
+                    self._tensors = self._make()
+        return self._tensors
+
+    def _make(self) -> Kernel:
+        whole = self.whole
+        recipe = dataclasses.replace(
+            whole.recipe,
+            schema=self.schema.as_tensors(),
+            functions={
+                platform: _tensor_function(function, self.schema)
+                for platform, function in whole.functions.items()
+            },
+            outer=whole,
+        )
+        return type(whole)(recipe)
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def call(self, framework: str | None, args: Any, kwargs: Any) -> Any:
+        """Call the kernel: with tensors of `framework`, or with those of any one.
+
+        Raises:
+            UnsupportedTypeError, ArgumentError: the arguments do not fit the schema.
+        """
+        if args and "out" not in kwargs and _is_plain(type(args[0])):
+            kernel = self.tensors
+            function = kernel if framework is None else getattr(kernel, framework)
+            return self.read(function(*args, **kwargs))
+        arguments = self.schema.arrange(tuple(args), dict(kwargs), traced=True)
+        name = framework or _framework_of(arguments)
+        if name is None:  # which is refused, or works where no tensor is needed
+            return self.read(self.tensors(*args, **kwargs))
+        return binding.binding(name).call_numbers(self.whole, arguments)
+
+    def function(self, framework: str) -> Callable[..., Any]:
+        """Return what `kernel.<framework>` is."""
+        kernel = self.whole
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if kernel.prepare("traced"):
+                return kernel.traced(*args, **kwargs)
+            return self.call(framework, args, kwargs)
+
+        call.__name__ = kernel.__name__
+        call.__qualname__ = kernel.__qualname__
+        call.__doc__ = kernel.__doc__
+        call.__signature__ = self.schema.signature()  # type: ignore[attr-defined]
+        call.autograph_info__ = {}  # type: ignore[attr-defined]  # see Kernel
+        return call
+
+    def read(self, found: Any) -> Any:
+        """Return the results of a call, of what `tensors` returned."""
+        if self._is_alone and not isinstance(found, tuple):
+            return self._read_one(self.results[0][1], found)
+        values = list(found)  # behind them may be new values of what the kernel wrote
+        for place, result in self.results:
+            values[place] = self._read_one(result, values[place])
+        return tuple(values)
+
+    def _read_one(self, result: Result, value: Any) -> Any:
+        if value is None:  # an optional one
+            return None
+        if isinstance(value, np.ndarray):
+            return value.item()
+        name = binding.framework_name(value) or "dlbridge"
+        return binding.binding(name).read_number(self.whole, result, value)
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether a tensor is of a type for which `Binding.call_numbers` has no rules."""
+    return kind is np.ndarray or (kind.__name__ == "Tensor" and kind.__module__ == "torch")
+
+
+def _framework_of(arguments: Arguments) -> str | None:
+    first = next((each for each in in_row(arguments.tensors) if each is not None), None)
+    return None if first is None else binding.framework_name(first)
+
+
+def in_row(tensors: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tensors of a call, those of lists among them, and None."""
+    for value in tensors:
+        yield from value if isinstance(value, (list, tuple)) else [value]
+
+
+def changed(function: Callable[[Any], Any], arguments: Arguments) -> Arguments:
+    """Return the arguments with what a function returns for each tensor."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [*map(change, value)]
+        return None if value is None else function(value)
+
+    return arguments._replace(tensors=[*map(change, arguments.tensors)])
+
+
+def names_of(kernel: Kernel) -> dict[str, str]:
+    """Return which results of a kernel that makes calls are numbers for the caller: name, kind."""
+    outer = kernel.recipe.outer
+    if outer is None:
+        return {}
+    return {result.name: result.number for _, result in outer.numbers.results}
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+
+def _tensor_function(function: Function, schema: Schema) -> Function:
+    """Return the function as `tensors` calls it: one of Python or of tvm-ffi gives tensors."""
+    if function.abi == "tvm_ffi":
+        caller = _tvm_caller(function, schema)
+        return dataclasses.replace(function, abi="python:dlbridge", address=0, callable=caller)
+    if function.framework is None:
+        return function
+    called = _returning_tensors(function.callable, function.framework, schema)
+    return dataclasses.replace(function, callable=called)
+
+
+def _returning_tensors(
+    function: Callable[..., Any], framework: str, schema: Schema
+) -> Callable[..., Any]:
+    """Return a function that returns tensors, or writes them, where another returns numbers."""
+    signature = read_signature(function)
+    own = {part.name for part in schema.parameters}
+    has_out = signature is not None and "out" in signature.parameters and "out" not in own
+    takes_out = has_out and framework != "jax" and len(schema.numbers) < len(schema.results)
+    made = binding.binding(framework)
+    makers = [
+        None if not result.number else made.number_maker(result.dtype.dtypes[0])
+        for result in schema.results
+    ]
+
+    def call(*tensors: Any, **given: Any) -> Any:
+        found = function(*tensors, **given)
+        like = next((each for each in in_row(tensors) if each is not None), None)
+        results = []
+        several = _several(schema, found, len(makers))
+        for result, make, value in zip(schema.results, makers, several, strict=True):
+            if make is not None and value is not None:
+                number = value if made.is_tracing() else check_number(schema, result, value)
+                results.append(make(number, like))
+            else:
+                results.append(value)
+        return tuple(results) if len(results) > 1 else results[0]
+
+    def fill(*tensors: Any, out: Any, **given: Any) -> Any:
+        rooms = list(out)  # there is a tensor among the results, and a number
+        left = tuple([room for at, room in enumerate(rooms) if at not in schema.numbers])
+        found = function(*tensors, out=left if len(left) > 1 else left[0], **given)
+        count = len(schema.numbers) + len(schema.counts)
+        numbers = _several(schema, found, count)
+        for place, value in zip(schema.numbers, numbers, strict=False):
+            if rooms[place] is None and value is None:
+                continue
+            number = check_number(schema, schema.results[place], value)
+            if rooms[place] is not None:
+                _write(rooms[place], number, framework)
+        extents = numbers[len(schema.numbers) :]
+        return (extents[0] if len(extents) == 1 else tuple(extents)) if extents else None
+
+    called = fill if takes_out else call
+    called.__name__ = getattr(function, "__name__", schema.name)
+    if getattr(function, "only_reads", False):
+        called.only_reads = True  # type: ignore[attr-defined]
+    if signature is not None:
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        if has_out and not takes_out:
+            called.__signature__ = _without_out(signature, schema)  # type: ignore[attr-defined]
+    return called
+
+
+def _without_out(signature: Signature, schema: Schema) -> Signature:
+    out = signature.parameters["out"]
+    if out.default is out.empty:
+        raise UnsupportedTypeError(
+            f"{schema.qualified}: the function has a parameter 'out', and no result is a tensor to "
+            "write into: it returns the numbers"
+        )
+    return signature.replace(
+        parameters=[each for each in signature.parameters.values() if each.name != "out"]
+    )
+
+
+def _several(schema: Schema, found: Any, count: int) -> list[Any]:
+    """Return what a function returned for each result, or for each number."""
+    if count == 1:
+        return [found]
+    several = list(found) if isinstance(found, (tuple, list)) else [found]
+    if len(several) != count:
+        raise UnsupportedTypeError(
+            f"{schema.qualified}: the function must return {count} values, it returned "
+            f"{len(several)}"
+        )
+    return several
+
+
+_PLAIN: Mapping[str, tuple[type, ...]] = {
+    "int": (int, np.integer),
+    "float": (float, np.floating, int, np.integer),
+    "bool": (bool, np.bool_),
+}
+_SYMBOLS = {"SymInt": "int", "SymFloat": "float", "SymBool": "bool"}  # of torch, while it traces
+_LETTERS = {"int": "iu", "float": "fV", "bool": "b"}  # of arrays of JAX, where numbers are traced
+
+
+def check_number(schema: Schema, result: Result, value: Any) -> Any:
+    """Return what a function returned for a result that is a number.
+
+    Raises:
+        UnsupportedTypeError: it is none, or one of another kind.
+        ArgumentError: it does not fit 64 bits.
+    """
+    kind = result.number
+    is_bool = isinstance(value, (bool, np.bool_))
+    if isinstance(value, _PLAIN[kind]) and is_bool == (kind == "bool"):
+        return _fit(schema, result, value)
+    if _SYMBOLS.get(type(value).__name__) == kind:
+        return value
+    is_of_jax = type(value).__module__.startswith("jax") and hasattr(value, "dtype")
+    if is_of_jax and value.shape == () and value.dtype.kind in _LETTERS[kind]:
+        return value
+    hint = ""
+    if hasattr(value, "item") and not isinstance(value, np.generic):
+        hint = "; a number of a tensor without dimensions is x.item()"
+    raise UnsupportedTypeError(
+        f"{schema.qualified}: result {result.name!r}: expected {kind}, the function returned "
+        f"{describe(value)}{hint}"
+    )
+
+
+def _fit(schema: Schema, result: Result, value: Any) -> Any:
+    number: int | float | None = None
+    if result.number == "bool":
+        number = bool(value)
+    elif result.number == "int":
+        number = int(value) if -(2**63) <= value < 2**63 else None
+    else:
+        try:
+            number = float(value)
+        except not_from_handler(OverflowError):  # of an int
+            number = None
+    if number is None:
+        raise ArgumentError(
+            f"{schema.qualified}: result {result.name!r}: the function returned an int that does "
+            "not fit 64 bits"
+        )
+    return number
+
+
+def _write(room: Any, number: Any, framework: str) -> None:
+    """Write a number into a tensor without dimensions of the function's framework."""
+    if framework == "dlbridge":
+        array = np.array(number, room.dtype.to("numpy"))
+        native.copy_into(room, exchange.convert(array, "dlbridge"))
+    elif framework == "torch":
+        room.fill_(number)
+    else:
+        room[...] = number
+
+
+def _tvm_caller(function: Function, schema: Schema) -> Callable[..., Any]:
+    """Return a function of Tensors that calls one of tvm-ffi, which returns the number."""
+    if len(schema.numbers) > 1 or schema.counts:
+        raise ArgumentError(
+            f"wrap: {schema.qualified}: a function of tvm-ffi returns one number, and says no "
+            "sizes beside it; declare tensors to write numbers into, as in i64[]"
+        )
+    at = schema.numbers[0]
+    result = schema.results[at]
+    mutated = {part.name for part in schema.parameters if part.mutated}
+
+    def call(*tensors: Any, out: Any, **scalars: Any) -> None:
+        outs = [out] if len(schema.results) == 1 else list(out)
+        room = outs.pop(at)
+        left = iter(tensors)
+        given = [
+            (part.name in mutated, next(left) if part.is_tensor else scalars[part.name])
+            for part in schema.parameters
+        ]
+        given += [(True, each) for each in outs]
+        value = binding.call_tvm(function, [each for _, each in given], [is_w for is_w, _ in given])
+        number = check_number(schema, result, value)
+        _write(room, number, "dlbridge")
+
+    call.__name__ = schema.name
+    return call
