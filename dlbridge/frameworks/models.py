@@ -77,6 +77,12 @@ class Program(Protocol):
     def settings(self) -> Any:
         """Return what has to be entered around a call, or None."""
 
+    def takes_numpy(self) -> Sequence[bool]:
+        """Return for which operands a NumPy array in aligned memory of the CPU serves as well now.
+
+        The first operand is an array of the framework, since it says on which device to compute.
+        """
+
     def linearization(self, needs: tuple[int, ...]) -> Linearization:
         """Return the program and its backward pass for the operands at these places."""
 
@@ -100,6 +106,10 @@ class Derived:
         self.moving: tuple[int, ...] = ()
         self._made: dict[Hashable, Any] = {}
         self._lock = registry.lock()
+
+    def takes_numpy(self) -> Sequence[bool]:
+        """Return for which operands a NumPy array serves as well: for none."""
+        return ()
 
     def linearization(self, needs: tuple[int, ...]) -> Linearization:
         """Return the program and its backward pass for the operands at these places."""

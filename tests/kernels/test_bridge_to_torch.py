@@ -592,6 +592,28 @@ def test_trees_as_other_libraries_make_them(style):
     close(module(X).detach(), X @ torch.from_numpy(w) + torch.from_numpy(b))
 
 
+@pytest.mark.parametrize("guard", ["disallow", "disallow_explicit"])
+def test_a_call_is_no_transfer_of_jax(guard):
+    module, expected = pair()
+    expected = expected(X)
+    module(X)  # compiles it, with its constants
+    with jax.transfer_guard(guard):
+        close(module(X), expected)
+
+
+def test_a_call_without_jit_has_arrays_of_jax():
+    types = []
+
+    def add(params, x):
+        types.append(type(x).__module__.partition(".")[0])
+        return params + x.at[0].set(1)
+
+    module = bridged(add, np.zeros(3, np.float32))
+    with jax.disable_jit():
+        close(module(torch.zeros(3)).detach(), torch.tensor([1.0, 0.0, 0.0]))
+    assert "numpy" not in types
+
+
 @pytest.fixture
 def no_compilation_cache():
     directory = jax.config.jax_compilation_cache_dir

@@ -29,6 +29,9 @@ from dlbridge.frameworks.models import (
 
 Function = Callable[..., tuple[Any, ...]]
 
+# Those that `jax.jit` shares as they are; integers may have to be narrowed.
+_OF_NUMPY = frozenset(map(as_dtype, ("float16", "float32", "float64")))
+
 _SWITCH: Callable[[bool], AbstractContextManager[Any]] = (
     jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 )
@@ -64,6 +67,7 @@ class Program(Derived):
     def __init__(self, name: str, function: Function, forms: Iterable[Form]) -> None:
         super().__init__(name, forms)
         self.is_wide = _is_wide()
+        self._takes_numpy = [dtype in _OF_NUMPY for _, dtype in self.forms]
         self.run = jax.jit(_in_thread_of_caller(function))
         shapes = [jax.ShapeDtypeStruct(shape, dtype.to("numpy")) for shape, dtype in self.forms]
         made = jax.eval_shape(self.run, *shapes)
@@ -73,6 +77,12 @@ class Program(Derived):
     def settings(self) -> AbstractContextManager[Any] | None:
         """Return what has to be entered around a call; None where JAX is as it was."""
         return None if _is_wide() is self.is_wide else _SWITCH(self.is_wide)
+
+    def takes_numpy(self) -> Sequence[bool]:
+        """Return for which operands a NumPy array serves as well; for JAX, that is a transfer."""
+        config = jax.config
+        is_guarded = config.jax_transfer_guard_host_to_device not in (None, "allow")
+        return () if is_guarded or config.jax_disable_jit else self._takes_numpy
 
     def _map(self, axes: tuple[int | None, ...], size: int) -> Program:
         mapped = jax.vmap(self._function, axes, axis_size=size)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 from operator import index
@@ -48,6 +48,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         for held in model.held:
             self._add(*held)
         self._lent = _Lent(model)
+        self._signatures.lent = ref(self._lent)
 
     def _add(self, path: str, array: Any, is_trained: bool) -> None:
         *names, last = path.split(".")
@@ -167,7 +168,12 @@ class _Signatures:
     """What the calls of a model with arguments of certain forms do, each found once.
 
     Copies of a module share it.
+
+    Attributes:
+        lent: a weak reference to what the first module lends.
     """
+
+    lent: Any
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -279,12 +285,8 @@ def _run(program: Program, tensors: Sequence[Any], lent: Sequence[Any] = ()) -> 
 
 
 def _run_now(program: Program, tensors: Sequence[Any], lent: Sequence[Any]) -> list[Any]:
-    arrays = [
-        each.array if each is not None else _lend(program.framework, tensor)
-        for tensor, each in zip_longest(tensors, lent)
-    ]
     try:
-        made = program.run(*arrays)
+        made = program.run(*_lend_all(program, tensors, lent))
     except ValueError:  # the other framework says it in its own words
         _check_devices(program, tensors)
         raise
@@ -299,6 +301,24 @@ def _check_devices(program: Program, tensors: Sequence[Any]) -> None:
             f"{program.name}: the module and the arguments must be on one device, and the tensors "
             f"of this call are on {' and '.join(devices)}; move them with .to(device)"
         )
+
+
+def _lend_all(program: Program, tensors: Sequence[Any], lent: Sequence[Any]) -> list[Any]:
+    arrays: list[Any] = []
+    takes_numpy = program.takes_numpy() if tensors and tensors[0].is_cpu else ()
+    for tensor, may_be_numpy, loan in zip_longest(tensors, takes_numpy, lent):
+        if loan is not None:
+            arrays.append(loan.array)
+        elif may_be_numpy and arrays and _is_shared_by_numpy(tensor):
+            arrays.append(native.convert(tensor, "numpy", grad="detach"))
+        else:
+            arrays.append(_lend(program.framework, tensor))
+    return arrays
+
+
+def _is_shared_by_numpy(tensor: Any) -> bool:
+    """Return whether a program that takes NumPy arrays reads the memory of this tensor."""
+    return bool(tensor.is_cpu and tensor.data_ptr() % 64 == 0 and tensor.is_contiguous())
 
 
 def _lend(framework: str, tensor: Any) -> Any:
@@ -420,14 +440,23 @@ _BY_NUMBER: WeakValueDictionary[int, _Signatures] = WeakValueDictionary()
 
 
 class _Numbered:
-    """A weak reference to a program, or to its linearization for `needs`, with its number."""
+    """A weak reference to a program, or to its linearization for `needs`, with its number.
 
-    __slots__ = ("__weakref__", "needs", "number", "owner")
+    Attributes:
+        lent: returns what the module lends whose tensors are the first operands, or None.
+    """
+
+    __slots__ = ("__weakref__", "lent", "needs", "number", "owner")
 
     def __init__(self, owner: Program, needs: tuple[int, ...] | None) -> None:
+        self.lent: Callable[[], _Lent | None] = _nothing
         self.number = next(_numbers)
         self.owner = ref(owner)
         self.needs = needs
+
+
+def _nothing() -> None:
+    return None
 
 
 # A module keeps its programs alive, and a graph holds only their numbers. Programs of modules that
@@ -475,7 +504,13 @@ _LIBRARY.define("run(Tensor[] operands, int number) -> Tensor[]")
 
 
 def _run_operator(operands: Sequence[Any], number: int) -> list[Any]:
-    return _run(_forward_of(number), operands)
+    entry = _ENTRIES.get(number)
+    lent = None if entry is None else entry.lent()
+    program = _forward_of(number)
+    if lent is None:
+        return _run(program, operands)
+    forms = [(each.shape, each.dtype) for each in operands]
+    return _run(program, operands, lent.find(operands, forms))
 
 
 def _describe_results(operands: Sequence[Any], number: int) -> list[Any]:
@@ -492,6 +527,8 @@ def _differentiate(keys: Any, operands: Sequence[Any], number: int) -> Sequence[
     """Stand at the dispatcher's autograd key, at each level of torch.func."""
     from torch._functorch.autograd_function import enable_single_level_autograd_function
 
+    if _is_plain(operands) and not _needs(operands) and not any(x.is_meta for x in operands):
+        return _run_operator(operands, number)  # as the dispatcher would, but sooner
     if not is_needed(operands, {}):
         return _below(keys, operands, number)
     with enable_single_level_autograd_function():
@@ -664,7 +701,9 @@ def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int
     places = tuple(place for place, needed in enumerate(needs) if needed)
     chosen = _choose(found.program, places)
     outcome = model.unflatten(found.structure, [_Leaf(place) for place in range(found.size)])
-    return _numbered(chosen), found.size, _describe_outcome(model, outcome), found.updated
+    chosen_number = _numbered(chosen)
+    _ENTRIES[chosen_number].lent = signatures.lent
+    return chosen_number, found.size, _describe_outcome(model, outcome), found.updated
 
 
 # As torch.compiler.assume_constant_result does, which would import Dynamo, and with it Triton.
