@@ -127,19 +127,24 @@ def is_tree(x: Any) -> bool:
     """Return whether an object is a container of tensors, and no tensor itself.
 
     A list, a tuple or an array of objects is one if it holds a tensor, or a container other than a
-    list of numbers.
+    list of numbers, or nothing but None.
     """
     if _is_tensor(x):
         return False
-    if _is_of_objects(x):
-        return _holds_tensors(x.flat)
-    if type(x) in (list, tuple):
-        return _holds_tensors(x)
-    return _is_registered(x) or any(is_of_kind(x) for is_of_kind, _ in _KINDS)
-
-
-def _holds_tensors(items: Iterable[Any]) -> bool:
-    return any(_is_tensor(item) or is_tree(item) for item in items)
+    ahead, seen = [x], {}
+    while ahead:
+        node = ahead.pop()
+        if type(node) in (list, tuple) or _is_of_objects(node):
+            if id(node) in seen:
+                continue
+            seen[id(node)] = node  # which keeps it alive, so that no address is used twice
+            items = list(node) if isinstance(node, (list, tuple)) else node.ravel().tolist()
+            if items and all(item is None for item in items):
+                return True
+            ahead += items
+        elif _is_tensor(node) or _is_registered(node) or any(is_it(node) for is_it, _ in _KINDS):
+            return True
+    return False
 
 
 def _is_of_objects(x: object) -> bool:

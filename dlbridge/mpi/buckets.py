@@ -34,6 +34,8 @@ _MOST_PLANS = 8  # plans that C remembers for each call and op or root
 _FULL = 16 * 1024 * 1024  # bytes of a bucket: MPI is fastest with few large messages
 _ALIGNED = 64  # bytes: where the tensors of a bucket begin
 
+_REFUSALS = DLBridgeError, TypeError, ValueError, MemoryError, RecursionError
+
 Result = Callable[[Kind], Kind]
 
 
@@ -130,7 +132,7 @@ class Tree:
         """Note why this rank cannot take part, where that turns out within."""
         try:
             yield
-        except not_from_handler(DLBridgeError, TypeError, ValueError, MemoryError) as error:
+        except not_from_handler(*_REFUSALS) as error:
             self.error = error
 
     def _take(self, out: Any, result: Result) -> None:

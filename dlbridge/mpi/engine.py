@@ -414,7 +414,8 @@ class Request(native.Begun):
 
     def wait_since(self, begun: float, timeout: float) -> Any:
         """Wait as a blocking call does that C began at this time of `time.monotonic`."""
-        return self.wait_or_cancel(Deadline(float(timeout), begun + timeout))
+        seconds = float(timeout)
+        return self.wait_or_cancel(Deadline(seconds, begun + seconds))
 
     def wait_or_cancel(self, limit: Deadline | None) -> Any:
         """Wait as a blocking call does: a receive for which nothing came is not left behind."""
@@ -516,7 +517,8 @@ def deadline(call: str, timeout: Any) -> Deadline | None:
         raise ArgumentError(
             f"{call}: timeout must be a number of seconds from 0, or None, got {timeout!r}"
         )
-    return Deadline(float(timeout), time.monotonic() + timeout)
+    seconds = float(min(timeout, sys.float_info.max))  # an int may be larger
+    return Deadline(seconds, time.monotonic() + seconds)
 
 
 _ENGINES: list[Engine] = []

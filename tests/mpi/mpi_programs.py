@@ -1079,6 +1079,17 @@ def trees_that_do_not_agree() -> None:
             if rank == 1:
                 patch.setattr(of, name, no_memory)
             refused(ArgumentError, "rank 1: there is none", call(tree).wait)
+    deep: Any = [np.ones(1)]
+    for _ in range(2000):
+        deep = [deep]
+    for call in (mpi.iallreduce, mpi.ibcast, mpi.igather):
+        request = call(deep if rank == 1 else small)
+        refused(ArgumentError, "rank 1: maximum recursion depth", request.wait)
+    for _ in range(2):  # parameters without gradients
+        assert mpi.allreduce([None, None]) == [None, None]
+        assert mpi.bcast((None,)) == (None,)
+    text = "rank 1: allreduce(a tree of 0 tensors"
+    refused(ArgumentError, text, mpi.allreduce, [None] if rank == 1 else [np.ones(3)])
     got = mpi.allreduce(good)
     check(got["b"], good["b"] * size)
     assert not engine().active
@@ -2415,7 +2426,9 @@ def timeouts() -> None:
         refused(ArgumentError, "timeout must be", mpi.allreduce, x, timeout=wrong)
         refused(ArgumentError, "timeout must be", mpi.sendrecv, x, 0, 0, timeout=wrong)
     assert not engine().active
-    mpi.barrier(timeout=60)
+    for forever in (10**400, float("inf"), 1e300):
+        mpi.barrier(timeout=forever)
+        mpi.ibarrier().wait(timeout=forever)
     if rank == 0:
         refused(MPITimeoutError, "no message has come", mpi.recv, 1, timeout=0.01)
         refused(TimeoutError, "no message has come", mpi.recv, timeout=0)
