@@ -344,11 +344,76 @@ print("done")
 """
 )
 
+# Derivatives where shardings are part of types: each gradient and tangent has that of its primal.
+TYPED = (
+    FOUR
+    + """
+if not hasattr(jax.sharding, "AxisType") or not hasattr(jax, "set_mesh"):
+    print("done")
+    raise SystemExit
+
+explicit = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+signature = "(x: f32[m, n], y: f32[m, n]) -> f32[m, n]"
+product = lambda x, y: x * y
+gradient = wrap(
+    lambda x, y, grad: (y * grad, x * grad),
+    "typed::gradient(x: f32[m, n], y: f32[m, n], grad: f32[m, n]) -> (f32[m, n], f32[m, n])",
+    sharding="m, n",
+)
+rules = {
+    "vjp": {"vjp": lambda x, y, grad: (y * grad, x * grad)},
+    "jvp": {"jvp": lambda x, y, tangent_x, tangent_y: y * tangent_x + x * tangent_y},
+    "kernel": {"vjp": gradient},
+}
+rules["both"] = rules["vjp"] | rules["jvp"]
+
+
+def loss(f, x, y):
+    return (f(x, y) ** 2).sum() + (x * x).sum()
+
+
+def slope(f):
+    return jax.grad(lambda *xy: loss(f, *xy), argnums=(0, 1))
+
+
+def curvature(f):
+    return jax.grad(lambda *xy: sum((each**2).sum() for each in slope(f)(*xy)), argnums=(0, 1))
+
+
+def tangents(f):
+    return lambda *xy: jax.jvp(f, xy, xy)
+
+
+def batch(f):
+    return lambda x, y: jax.vmap(slope(f))(jnp.stack([x, 2 * x]), jnp.stack([y, y]))
+
+
+def twin(x, y):
+    return jax.sharding.reshard(x, P("a", "b")) * jax.sharding.reshard(y, P("a", "b"))
+
+
+x = put(jnp.arange(8.0).reshape(2, 4), explicit, "a", "b")
+y = put(jnp.arange(8.0).reshape(2, 4) + 1, explicit, "a")
+with jax.set_mesh(explicit):
+    for name, given in rules.items():
+        kernel = wrap(product, f"typed::{name}{signature}", sharding="m, n", **given)
+        transforms = [slope, batch] + ([tangents, curvature] if name != "kernel" else [])
+        for transform in transforms:
+            for compiled in (lambda f: f, jax.jit):
+                found = compiled(transform(kernel.jax))(x, y)
+                expected = compiled(transform(twin))(x, y)
+                for one, other in zip(found, expected, strict=True):
+                    assert jax.typeof(one) == jax.typeof(other), (name, transform, compiled)
+                    np.testing.assert_allclose(one, other, rtol=1e-5)
+print("done")
+"""
+)
+
 
 @pytest.mark.subprocess
 @pytest.mark.preloaded("jax")
 @pytest.mark.usefixtures("jax")
-@pytest.mark.parametrize("program", [MATMUL, pytest.param(OTHERS, marks=pytest.mark.full)])
+@pytest.mark.parametrize("program", [MATMUL, TYPED, pytest.param(OTHERS, marks=pytest.mark.full)])
 def test_jax_calls_kernels_on_shards(run_python, program):
     """No device gets more than its shard along the dimensions named, and nothing is gathered."""
     flags = "--xla_force_host_platform_device_count=4"

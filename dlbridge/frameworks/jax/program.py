@@ -22,7 +22,13 @@ from jax.interpreters import ad, batching, mlir
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, DLBridgeError, KernelError, UnsupportedTypeError
-from dlbridge.frameworks.jax.sharding import needs_devices, partitioned
+from dlbridge.frameworks.jax.sharding import (
+    needs_devices,
+    partitioned,
+    sharding_of,
+    stacked,
+    with_sharding,
+)
 from dlbridge.kernels import gradients
 from dlbridge.kernels.gradients import Jvp, Vjp
 from dlbridge.kernels.kernel import Kernel, recorded
@@ -390,14 +396,30 @@ def _instantiate(tangent: Any) -> Any:
     if tangent.dtype == jax.dtypes.float0:
         return None
     if _is_zero(tangent):
-        return jnp.zeros(tangent.shape, tangent.dtype)
+        return _zeros(tangent)
     return jnp.asarray(tangent)  # JAX passes on NumPy's arrays where it was given them
 
 
 def _zero_tangent(array: Any) -> Any:
     if _is_differentiable(array):
-        return jnp.zeros(array.shape, array.dtype)
+        return _zeros(array)
     return np.zeros(array.shape, jax.dtypes.float0)
+
+
+# In a mesh with Explicit axes, a gradient or tangent must be sharded as what it is of.
+
+
+def _zeros(like: Any) -> Any:
+    return with_sharding(jnp.zeros(like.shape, like.dtype), sharding_of(like))
+
+
+def _fitted(value: Any, like: Any) -> Any:
+    """Return what a rule gave for `like`, zeros where it gave None."""
+    return _zeros(like) if value is None else with_sharding(jnp.asarray(value), sharding_of(like))
+
+
+def _struct(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding_of(array))
 
 
 # ---- neither -------------------------------------------------------------------------------------
@@ -443,18 +465,25 @@ _NO_FORWARD_MODE = "can't apply forward-mode autodiff"  # JAX's words, which nam
 
 @jax.tree_util.register_pytree_node_class
 class _Kept:
-    """Residuals: what the backward call needs of the forward one; descriptions of the tensors."""
+    """Residuals: what the backward call needs of the forward one.
 
-    def __init__(self, arrays: Any, operands: tuple[Described, ...]) -> None:
+    Attributes:
+        arrays: tensors, scalars and results.
+        operands: descriptions of the tensors.
+        types: shape, dtype and sharding of each.
+    """
+
+    def __init__(self, arrays: Any, operands: tuple[Described, ...], types: Any) -> None:
         self.arrays = arrays
         self.operands = operands
+        self.types = types
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (self.arrays,), self.operands
+        return (self.arrays,), (self.operands, self.types)
 
     @classmethod
-    def tree_unflatten(cls, operands: Any, children: Any) -> _Kept:
-        return cls(children[0], operands)
+    def tree_unflatten(cls, fixed: Any, children: Any) -> _Kept:
+        return cls(children[0], *fixed)
 
 
 def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Any:
@@ -481,7 +510,11 @@ def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Any:
             list(map(_instantiate, cotangents)),
             program.spread(kept.operands),
         )
-        return (*_present(program, found), *[None] * len(scalars))
+        gradients = [
+            None if each is None else _fitted(each, like)
+            for each, like in zip(_present(program, found), kept.types, strict=True)
+        ]
+        return (*gradients, *[None] * len(scalars))
 
     made.defvjp(forward, backward, symbolic_zeros=watched)
     return made
@@ -494,7 +527,8 @@ def _keep(program: Program, vjp: Vjp, operands: Sequence[Any], outcome: Sequence
         list(operands[program.tensor_count :]),
         [each if place in vjp.saved.results else None for place, each in enumerate(outcome)],
     )
-    return _Kept(arrays, tuple(map(program.describe, operands[: program.tensor_count])))
+    given = operands[: program.tensor_count]
+    return _Kept(arrays, tuple(map(program.describe, given)), tuple(map(_struct, given)))
 
 
 def _present(program: Program, values: Sequence[Any]) -> list[Any]:
@@ -536,7 +570,7 @@ def _with_transposed_vjp(program: Program, call: Call) -> Any:
         vjp = gradients.make_vjp(program.kernel)
         assert vjp is not None
         kept, structure = jax.tree.flatten(_keep(program, vjp, operands, outcome))
-        results = [(each.shape, each.dtype) for each in outcome]
+        results = list(map(_struct, outcome))
         found = iter(_VjpRules(program, vjp, flags, structure, results).linear(kept, moving))
         return outcome, tuple(
             next(found) if _is_differentiable(each) else _zero_tangent(each) for each in outcome
@@ -552,7 +586,7 @@ class _VjpRules:
     Attributes:
         flags: the tensors that are differentiated.
         structure: of the _Kept whose leaves are called `kept`.
-        results: shape and dtype of each.
+        results: shape, dtype and sharding of each.
         linear: the transpose, from the tangents of the tensors that `flags` marks to those of the
             floating results, whose transpose is the vjp.
     """
@@ -563,24 +597,21 @@ class _VjpRules:
         vjp: Vjp,
         flags: Sequence[bool],
         structure: Any,
-        results: Sequence[tuple[Any, Any]],
+        results: Sequence[jax.ShapeDtypeStruct],
     ) -> None:
         self.program = program
         self.vjp = vjp
         self.flags = flags
         self.structure = structure
         self.results = results
-        shapes = [jax.ShapeDtypeStruct(*each) for each in results]
-        self.linear = Linear(self.push, self.pull, list(filter(_is_differentiable, shapes)))
+        self.linear = Linear(self.push, self.pull, list(filter(_is_differentiable, results)))
 
     def pull(self, kept: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         """Return the cotangents of the tensors that are marked, by the vjp."""
         values = jax.tree.unflatten(self.structure, kept)
         tensors, scalars, outcome = values.arrays
         left = iter(cotangents)
-        wanted = [
-            next(left) if jnp.issubdtype(dtype, jnp.inexact) else None for _, dtype in self.results
-        ]
+        wanted = [next(left) if _is_differentiable(each) else None for each in self.results]
         found = self.vjp(
             tensors,
             self.program.scalars([*[None] * self.program.tensor_count, *scalars]),
@@ -588,16 +619,12 @@ class _VjpRules:
             wanted,
             self.program.spread(values.operands),
         )
-        rows = zip(_present(self.program, found), values.operands, self.flags, strict=True)
-        return tuple(
-            jnp.zeros(like.shape, like.dtype.to("numpy")) if each is None else jnp.asarray(each)
-            for each, like, flag in rows
-            if flag
-        )
+        rows = zip(_present(self.program, found), values.types, self.flags, strict=True)
+        return tuple(_fitted(each, like) for each, like, flag in rows if flag)
 
     def push(self, kept: Any, moving: Sequence[Any]) -> tuple[Any, ...]:
         """Return the tangents of the results: the derivative of the vjp by its cotangents."""
-        zeros = [jnp.zeros(each.shape, each.dtype) for each in self.linear.shapes or ()]
+        zeros = list(map(_zeros, self.linear.shapes or ()))
         cotangents = list(_vary(zeros, (*kept, *moving)))  # else they would be summed over devices
         _, transpose = jax.vjp(lambda given: self.pull(kept, given), cotangents)
         (found,) = transpose(tuple(moving))
@@ -659,7 +686,7 @@ class _LinearRules:
         scalars = self.program.scalars(operands)
         found = self.jvp(spread(tensors), scalars, spread(tangents))
         return tuple(
-            jnp.zeros(like.shape, like.dtype) if each is None else each
+            _fitted(each, like)
             for each, like in zip(found, outcome, strict=True)
             if _is_differentiable(like)
         )
@@ -674,11 +701,7 @@ class _LinearRules:
         scalars = self.program.scalars(operands)
         found = self.vjp(self.program.spread(tensors), scalars, list(outcome), wanted)
         rows = zip(_present(self.program, found), tensors, self.flags, strict=True)
-        return tuple(
-            jnp.zeros(like.shape, like.dtype) if each is None else each
-            for each, like, flag in rows
-            if flag
-        )
+        return tuple(_fitted(each, like) for each, like, flag in rows if flag)
 
 
 # ---- a linear map with its transpose: as jax.custom_derivatives.linear_call, but it batches ------
@@ -717,12 +740,12 @@ class Linear:
         shapes = self.shapes
         if shapes is None:
             return self.flat(count)
-        return lambda *arrays: list(
-            _vary([jnp.zeros(each.shape, each.dtype) for each in shapes], arrays)
-        )
+        return lambda *arrays: list(_vary(list(map(_zeros, shapes)), arrays))
 
-    def batched(self, axes: Sequence[int | None], count: int, size: int) -> Linear:
-        """Return the same for a batch, which comes out along axis 0."""
+    def batched(
+        self, axes: Sequence[int | None], count: int, size: int, along: Any = None
+    ) -> Linear:
+        """Return the same for a batch, which comes out along axis 0, sharded `along` mesh axes."""
         kept_axes, moving_axes = list(axes[:count]), list(axes[count:])
 
         def forward(kept: Arrays, moving: Arrays) -> Arrays:
@@ -739,7 +762,10 @@ class Linear:
             ]
 
         shapes = self.shapes and [
-            jax.ShapeDtypeStruct((size, *each.shape), each.dtype) for each in self.shapes
+            jax.ShapeDtypeStruct(
+                (size, *each.shape), each.dtype, sharding=stacked(each.sharding, along)
+            )
+            for each in self.shapes
         ]
         return Linear(forward, backward, shapes)
 
@@ -753,20 +779,24 @@ def _apply_linear(*arrays: Any, linear: Linear, count: int, **_: Any) -> list[An
 
 
 def _infer_linear(*avals: Any, linear: Linear, count: int, **_: Any) -> list[Any]:
-    if not any(map(_axes_of, avals)):
-        structs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in avals]
+    if not any(map(_axes_of, avals)) and not any(map(sharding_of, avals)):
+        structs = list(map(_struct, avals))
         found = linear.shapes or jax.eval_shape(linear.flat(count), *structs)
         return [jax.core.ShapedArray(each.shape, each.dtype) for each in found]
-    # Within shard_map, what comes out differs along the same axes of the same mesh.
+    # Within shard_map, what comes out differs along the same axes of the same mesh; with Explicit
+    # axes, types have shardings.
     return list(jax.make_jaxpr(linear.infer(count))(*avals).out_avals)
 
 
 def _batch_linear(arrays: Arrays, axes: Any, *, linear: Linear, count: int, **_: Any) -> Any:
     marks = [axis if isinstance(axis, int) else None for axis in axes]
-    size = next(
-        each.shape[mark] for each, mark in zip(arrays, marks, strict=True) if mark is not None
+    first, mark = next(
+        (each, mark) for each, mark in zip(arrays, marks, strict=True) if mark is not None
     )
-    found = linear.batched(marks, count, size)(arrays[:count], arrays[count:])
+    sharding = sharding_of(first)
+    along = sharding and sharding.spec[mark]
+    batched = linear.batched(marks, count, first.shape[mark], along)
+    found = batched(arrays[:count], arrays[count:])
     return found, [0] * len(found)
 
 

@@ -37,6 +37,7 @@ _OPTIONS: Any = (
 # Shardy asks for a rule before it partitions; older versions of JAX ask the callbacks alone.
 _HAS_RULES = "sharding_rule" in _OPTIONS
 _HAS_REPLICATION = "need_replication_factors" in _OPTIONS
+_HAS_EXPLICIT = hasattr(jax.sharding, "AxisType") and hasattr(jax, "shard_map")
 
 
 class Way(NamedTuple):
@@ -106,9 +107,28 @@ def needs_devices() -> Any:
     return jax.make_jaxpr(made)(np.float32(0))
 
 
+def sharding_of(array: Any) -> Any:
+    """Return the sharding in the type of an array, if its mesh has Explicit axes, else None."""
+    sharding = getattr(getattr(array, "aval", array), "sharding", None)
+    if not _HAS_EXPLICIT or not isinstance(sharding, NamedSharding):
+        return None
+    return sharding if jax.sharding.AxisType.Explicit in sharding.mesh.axis_types else None
+
+
+def with_sharding(array: Any, sharding: Any) -> Any:
+    """Return an array whose type has this sharding of `sharding_of`."""
+    is_same = sharding is None or sharding_of(array) == sharding
+    return array if is_same else jax.sharding.reshard(array, sharding)
+
+
+def stacked(sharding: Any, axis: Any) -> Any:
+    """Return a sharding of `sharding_of` with one more dimension in front, sharded along `axis`."""
+    return sharding and NamedSharding(sharding.mesh, PartitionSpec(axis, *sharding.spec))
+
+
 def _explicit_mesh() -> Any:
     """Return the current mesh if all its axes are Explicit, else None."""
-    if not hasattr(jax.sharding, "AxisType") or not hasattr(jax, "shard_map"):
+    if not _HAS_EXPLICIT:
         return None
     mesh = jax.sharding.get_abstract_mesh()
     kinds = set(mesh.axis_types)
