@@ -20,13 +20,14 @@ from torch.nn import Parameter
 
 from dlbridge._core import native
 from dlbridge.dtype import DType
+from dlbridge.frameworks.torch.internals import probe
 from dlbridge.frameworks.torch.operators import is_differentiable, refuse_foreign
 from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, Shortcut
 from dlbridge.kernels.schema import MISSING, Described, Schema, cotangent_name
 
 _PLAIN = frozenset((torch.Tensor, Parameter))
-_PROBE = torch.empty(0)  # C may be called with it, unless a mode or a transform is on
+_PROBE = probe()  # C may be called with it, unless a mode or a transform is on
 _SAVED, _SCALARS, _COTANGENTS = range(3)  # where a value that a rule asks for is
 
 

@@ -55,6 +55,19 @@ def direct_is_open() -> bool:
     return guard_is_open() and native.torch_direct_allows(torch.empty(0, device="cpu"))
 
 
+def probe() -> Any:
+    """Return a tensor for which `torch_direct_allows` tells whether this thread has modes.
+
+    It is made in a thread without any: within a mode it could be a fake tensor.
+    """
+    torch: Any = sys.modules["torch"]
+    made: list[Any] = []
+    worker = threading.Thread(target=lambda: made.append(torch.empty(0, device="cpu")))
+    worker.start()
+    worker.join()
+    return made[0]
+
+
 _OPEN: list[bool] = []  # of `guard_is_open`, once it is known
 _QUERIED: list[bool] = []  # of `queries_are_open`
 _PLACED: list[bool] = []  # whether C knows the places while the guard is not open

@@ -30,7 +30,7 @@ from dlbridge.dtype import as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
 from dlbridge.frameworks.models import Model, Program, fixed
-from dlbridge.frameworks.torch.internals import guard_is_open
+from dlbridge.frameworks.torch.internals import guard_is_open, probe
 from dlbridge.frameworks.torch.operators import grad_modes, is_needed
 
 
@@ -234,7 +234,7 @@ class _Signatures:
 # ---- calls of plain tensors ----------------------------------------------------------------------
 
 _PLAIN = frozenset((torch.Tensor, Parameter))
-_PROBE = torch.empty(0)  # C may be called with it, unless a mode or a transform is on
+_PROBE = probe()  # C may be called with it, unless a mode or a transform is on
 guard_is_open()  # lets C say so
 
 
