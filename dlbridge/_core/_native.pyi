@@ -264,6 +264,7 @@ class KernelBase:
         cost: tuple[tuple[str, int], ...] | None = None,
         counts: list[int] | None = None,
         said_by: list[int] | None = None,
+        casts: bool = False,
     ) -> Self:
         """`signature` is `Schema.encode()`, `arguments` is `Schema.encode_arguments()`, both None
         without a schema. A target is (device_type, convention, function, user): convention
@@ -277,7 +278,8 @@ class KernelBase:
         signature as in `Schema.encode()`, None for the bytes of their tensors. `counts`: of how
         many tensors each argument and result is, with lists. `said_by`: for each result the
         place of the result, an int64 without dimensions, in which the kernel writes its first
-        extent; -1 where that is known. Without targets, which only a
+        extent; -1 where that is known. `casts`: torch.autocast may cast
+        arguments. Without targets, which only a
         kernel without a signature may lack, all calls are made by the hook `slow_call`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -587,6 +589,16 @@ def torch_direct_cuda(
 
 def torch_direct_allows(tensor: object, written: bool = False, trying: bool = False, /) -> bool:
     """Whether a kernel may be called directly with this torch.Tensor, in this thread, now."""
+
+def torch_call_allows(tensor: object, /) -> bool:
+    """The same of a kernel without an autocast rule, to which torch.autocast is no mode."""
+
+def torch_harmless(
+    autocast: int, device_mode: type | None, count_modes: object, mode_at: object, /
+) -> None:
+    """Say which modes leave calls of kernels alone: the word of the keys of autocast; the type of
+    function modes that choose the device of new tensors, and torch's functions that count
+    function modes and return one."""
 
 def torch_stream_open(libtorch_cuda: str | None, /) -> bool:
     """Find libtorch's function for current streams; False when it is missing."""

@@ -173,6 +173,7 @@ class Kernel(native.KernelBase):
             releases_gil=recipe.gil != "hold",
             mutates=recipe.mutates,
             on_default_stream=recipe.stream == "default",
+            casts=recipe.autocast is not None,
             holds_below=HELD_BELOW if recipe.gil == "auto" else 0,
             cost=_encode_cost(recipe) if is_encoded else None,
         )

@@ -87,6 +87,19 @@ def test_lower_precision_is_the_dtype_of_the_region(kernels, xy, dtype) -> None:
     assert found.dtype == also.dtype == dtype
 
 
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_calls_before_the_region_change_nothing_within(kernels, xy, needs_gradient) -> None:
+    """Calls of kernels without a rule are as short within as they are outside."""
+    x, y = (each.detach().requires_grad_(needs_gradient) for each in xy)
+    for _ in range(3):
+        outside = kernels.lower(x, y), kernels.plain(x, y)
+        with region():
+            within = kernels.lower(x, y), kernels.plain(x, y)
+        assert [each.dtype for each in outside + within] == [f32, f32, bf16, f32]
+        assert torch.equal(outside[1], within[1])
+        assert all(each.requires_grad == needs_gradient for each in outside + within)
+
+
 def test_a_dtype_is_that_dtype_in_every_region(kernels, xy) -> None:
     x, y = xy
     with region(bf16):

@@ -79,11 +79,16 @@ def test_plain_tensors_are_served_and_everything_else_is_left_to_the_operator(to
         forward_ad.dual_level(),
         TorchFunctionMode(),
         TorchDispatchMode(),
-        torch.autocast("cpu"),
         torch.profiler.profile(),
     ):
         with mode, contextlib.suppress(RuntimeError):
             assert not is_served(kernel, x, y), mode
+    for mode in (torch.autocast("cpu"), torch.device("meta")):  # which leave kernels alone
+        with mode:
+            assert is_served(kernel, x, y), mode
+            (gradient,) = torch.autograd.grad(kernel(x, y).sum(), x)
+        assert gradient.device.type == "cpu"
+        assert torch.equal(gradient, y)
     seen = []
     torch.func.grad(lambda x: (seen.append(is_served(kernel, x, y)), kernel(x, y).sum())[1])(x)
     torch.vmap(lambda x: (seen.append(is_served(kernel, x, y)), x)[1])(x)

@@ -168,7 +168,6 @@ def _dispatch_mode() -> Any:
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "torch-function mode": torch.overrides.TorchFunctionMode,
-    "default device": lambda: torch.device("cpu"),
     "dispatch mode": _dispatch_mode,
     "fake mode": _fake_mode,
     "autocast": lambda: torch.autocast("cpu"),
@@ -246,6 +245,45 @@ def test_no_tensor_is_made_whose_strides_or_bytes_exceed_64_bits(shape: tuple[in
     with pytest.raises(RuntimeError):
         torch.empty(shape)
     assert native.torch_allocate(shape, (2, 32, 1)) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_device_of_new_tensors_is_no_matter(device: str) -> None:
+    """Of torch.device as a context, and of torch.set_default_device; other modes still are."""
+    x = torch.ones(4)
+    with torch.device(device):
+        assert allows(x)
+        assert native.torch_call_allows(x)
+        with torch.overrides.TorchFunctionMode():
+            assert not allows(x)
+            assert not native.torch_call_allows(x)
+        with torch.device(device):
+            assert allows(x)
+    torch.set_default_device(device)
+    try:
+        assert allows(x)
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_autocast_is_a_mode_of_kernels_with_a_rule_alone(backend: str) -> None:
+    x = torch.ones(4)
+    with torch_guard._autocast(torch, backend):
+        assert native.torch_call_allows(x)
+        assert not allows(x)
+        with torch.inference_mode():
+            assert native.torch_call_allows(x)
+            assert not allows(x)
+        with torch.no_grad():
+            assert native.torch_call_allows(torch.ones(2, requires_grad=True))
+        with torch.overrides.TorchFunctionMode():
+            assert not native.torch_call_allows(x)
+        seen = []
+        torch.func.vmap(lambda row: (seen.append(native.torch_call_allows(row)), row)[1])(x)
+        assert seen == [False]
+    assert native.torch_call_allows(x)
+    assert allows(x)
 
 
 @pytest.mark.full

@@ -693,8 +693,9 @@ static int keep_memory(dlb_call *call, bool holds_gil, bool are_new) {
     return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
 }
 
-static inline void start(dlb_call *call, dlb_family wanted) {
+static inline void start(dlb_call *call, const dlb_kernel *kernel, dlb_family wanted) {
     dlb_frame_start(&call->frame, NULL);
+    call->casts = kernel->casts;
     call->family = DLB_FAMILY_NONE;
     call->wanted = wanted;
     call->is_understood = false;
@@ -747,7 +748,7 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
                             PyObject *const *args, Py_ssize_t count, PyObject *names) {
     dlb_call call;
     PyObject *out = NULL, *result = NULL;
-    start(&call, *family);
+    start(&call, self->kernel, *family);
     int status = fit(self, &call);
     if (status == 0)
         status = prepare(self, &call, args, count, names, &out);
@@ -812,7 +813,7 @@ int dlb_call_batch(const dlb_kernel_object *self, const int64_t *steps,
     dlb_call call;
     PyObject *out = NULL;
     const dlb_kernel *kernel = self->kernel;
-    start(&call, DLB_FAMILY_TORCH);
+    start(&call, kernel, DLB_FAMILY_TORCH);
     int status = fit(self, &call);
     if (status == 0)
         status = prepare(self, &call, args, count, names, &out);

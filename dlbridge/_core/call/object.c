@@ -140,7 +140,7 @@ typedef struct {
     PyObject *counts, *said_by;
     long long holds_below;
     unsigned int alignment;
-    int contiguous, may_overlap, releases_gil, on_default_stream;
+    int contiguous, may_overlap, releases_gil, on_default_stream, casts;
 } given;
 
 static int fill_name(dlb_kernel *kernel, PyObject *name) {
@@ -243,6 +243,7 @@ static int fill(dlb_kernel *kernel, const given *in) {
     kernel->may_overlap = in->may_overlap;
     kernel->releases_gil = in->releases_gil;
     kernel->on_default_stream = in->on_default_stream;
+    kernel->casts = in->casts;
     kernel->holds_below = in->holds_below;
     if (fill_name(kernel, in->name) < 0)
         return -1;
@@ -300,7 +301,7 @@ static int parse_arguments(PyObject *args, PyObject *kwargs, given *in) {
                             "alignment",    "contiguous", "may_overlap",
                             "releases_gil", "mutates",    "on_default_stream",
                             "holds_below",  "cost",       "counts",
-                            "said_by",      NULL};
+                            "said_by",      "casts",      NULL};
     *in = (given){.schema = Py_None,
                   .keeps = Py_None,
                   .mutates = Py_None,
@@ -311,10 +312,11 @@ static int parse_arguments(PyObject *args, PyObject *kwargs, given *in) {
                   .contiguous = true,
                   .releases_gil = true};
     return PyArg_ParseTupleAndKeywords(
-        args, kwargs, "UOOO|$OOIpppOpLOOO:KernelBase", names, &in->name, &in->signature,
+        args, kwargs, "UOOO|$OOIpppOpLOOOp:KernelBase", names, &in->name, &in->signature,
         &in->arguments, &in->targets, &in->schema, &in->keeps, &in->alignment,
         &in->contiguous, &in->may_overlap, &in->releases_gil, &in->mutates,
-        &in->on_default_stream, &in->holds_below, &in->cost, &in->counts, &in->said_by);
+        &in->on_default_stream, &in->holds_below, &in->cost, &in->counts, &in->said_by,
+        &in->casts);
 }
 
 static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

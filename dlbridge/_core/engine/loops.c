@@ -669,7 +669,7 @@ static int find_form(const call_t *at, const operand_t *operand) {
 static bool take_operands(call_t *at) {
     const loops_t *loops = at->loops;
     if (loops->small > 0)
-        at->thread = dlb_torch_thread_state();
+        at->thread = dlb_torch_thread_state(true);
     for (int32_t i = 0; i < loops->input_count; i++) {
         operand_t *operand = &at->operands[i];
         if (loops->small > 0

@@ -268,6 +268,7 @@ struct dlb_kernel {
         *cost; /* what a call costs, over the names of the signature; NULL: bytes */
     int32_t cost_length;
     bool on_default_stream; /* of its device, instead of the caller's */
+    bool casts;             /* torch.autocast casts its arguments */
     bool needs_gil;         /* the function is Python: it takes the GIL by itself */
     bool writes_last;       /* without a signature: the last tensor is written */
     uint32_t *written;      /* these inputs are written in place; one word or more */

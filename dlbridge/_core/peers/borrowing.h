@@ -41,6 +41,7 @@ typedef struct {
     dlb_family family, wanted; /* wanted: NONE for any */
     bool is_understood;        /* all arguments are of the family */
     bool holds_gil;            /* while the kernel runs */
+    bool casts;                /* torch.autocast may cast arguments */
     dlb_torch_thread thread;   /* valid in the torch family */
     const dlb_target *target;  /* of a cached call; NULL: to be checked and found */
     PyObject **objects;        /* of frame.tensors; borrowed, or NULL */

@@ -142,23 +142,74 @@ static const thread_keys *keys_of_thread(void) {
     return own;
 }
 
-static dlb_torch_thread thread_state(void) {
+/* ---- what calls of kernels need not know ---- */
+
+static struct {
+    uint64_t autocast;         /* the keys of torch.autocast */
+    PyTypeObject *device_mode; /* of torch.device as a context manager; NULL: not known */
+    PyObject *count_modes, *mode_at;
+} harmless;
+
+uint64_t dlb_torch_autocast(bool casts) {
+    return casts ? 0 : harmless.autocast;
+}
+
+/* Such a mode, and torch.set_default_device, which enters one, say where functions make
+ * tensors that are not told a device. */
+bool dlb_torch_has_device_modes_only(void) {
+    PyObject *count =
+        harmless.device_mode ? PyObject_CallNoArgs(harmless.count_modes) : NULL;
+    Py_ssize_t size = count ? PyLong_AsSsize_t(count) : -1;
+    bool are_devices = size >= 0;
+    Py_XDECREF(count);
+    for (Py_ssize_t i = 0; are_devices && i < size; i++) {
+        PyObject *number = PyLong_FromSsize_t(i);
+        PyObject *mode = number ? PyObject_CallOneArg(harmless.mode_at, number) : NULL;
+        are_devices = mode != NULL && Py_IS_TYPE(mode, harmless.device_mode);
+        Py_XDECREF(mode);
+        Py_XDECREF(number);
+    }
+    dlb_drop_error();
+    return are_devices;
+}
+
+/* torch_harmless(autocast, device_mode, count_modes, mode_at): the keys of autocast as a
+ * word; the type, or None, and the functions that count function modes and return one. */
+static PyObject *learn_harmless(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long autocast;
+    PyObject *type, *count, *at;
+    if (!PyArg_ParseTuple(args, "KOOO:torch_harmless", &autocast, &type, &count, &at))
+        return NULL;
+    harmless.autocast = autocast;
+    Py_XSETREF(harmless.count_modes, Py_NewRef(count));
+    Py_XSETREF(harmless.mode_at, Py_NewRef(at));
+    PyTypeObject *known =
+        PyType_Check(type) ? (PyTypeObject *)Py_NewRef(type) : NULL;
+    Py_XSETREF(harmless.device_mode, known);
+    Py_RETURN_NONE;
+}
+
+/* `ignored`: keys that may be excluded or not. */
+static dlb_torch_thread thread_state(uint64_t ignored) {
     const thread_keys *keys = keys_of_thread();
     dlb_torch_thread state = DLB_TORCH_DEFAULT;
     if (keys == NULL)
         return DLB_TORCH_OTHER;
-    if ((keys->included | keys->excluded) != 0) {
+    uint64_t excluded = keys->excluded & ~ignored;
+    if ((keys->included | excluded) != 0) {
         if (!direct.knows_inference ||
             keys->included != direct.inference_thread.included ||
-            keys->excluded != direct.inference_thread.excluded)
+            excluded != (direct.inference_thread.excluded & ~ignored))
             return DLB_TORCH_OTHER;
         state = DLB_TORCH_INFERENCE;
     }
-    return dlb_internals.function_mode() || has_callbacks() ? DLB_TORCH_OTHER : state;
+    if (dlb_internals.function_mode() && !dlb_torch_has_device_modes_only())
+        return DLB_TORCH_OTHER;
+    return has_callbacks() ? DLB_TORCH_OTHER : state;
 }
 
-dlb_torch_thread dlb_torch_thread_state(void) {
-    return direct.open ? thread_state() : DLB_TORCH_OTHER;
+dlb_torch_thread dlb_torch_thread_state(bool casts) {
+    return direct.open ? thread_state(dlb_torch_autocast(casts)) : DLB_TORCH_OTHER;
 }
 
 bool dlb_torch_find_thread(const char *c10_path) {
@@ -167,8 +218,8 @@ bool dlb_torch_find_thread(const char *c10_path) {
     return direct.c10 != NULL && keys_of_thread() != NULL;
 }
 
-bool dlb_torch_has_no_modes(void) {
-    return thread_state() == DLB_TORCH_DEFAULT;
+bool dlb_torch_has_no_modes(bool casts) {
+    return thread_state(dlb_torch_autocast(casts)) == DLB_TORCH_DEFAULT;
 }
 
 /* torch._C._get_tracing_state, once it was handed in */
@@ -702,8 +753,23 @@ static PyObject *expect_cuda(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* torch_direct_allows(tensor, written=False, trying=False): the guard's answer, here
- * and now; `trying`: as if CUDA had been tried. */
+/* The guard's answer, here and now; `trying`: as if CUDA had been tried. */
+static PyObject *allows(PyObject *tensor, bool casts, bool written, bool trying) {
+    if (!direct.open) {
+        int is_allowed = dlb_torch_query_allows(tensor, casts);
+        return is_allowed < 0 ? NULL : PyBool_FromLong(is_allowed);
+    }
+    if (!dlb_torch_is_exact(tensor))
+        Py_RETURN_FALSE;
+    dlb_torch_thread state = dlb_torch_thread_state(casts);
+    const char *impl = dlb_torch_impl(tensor);
+    if (trying && state != DLB_TORCH_OTHER && dlb_torch_is_cuda(impl))
+        return PyBool_FromLong(
+            is_ordinary(tensor, word_at(impl, places.keys), state, written));
+    return PyBool_FromLong(dlb_torch_is_ordinary(tensor, state, written));
+}
+
+/* torch_direct_allows(tensor, written=False, trying=False): for what autocast casts */
 static PyObject *direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor;
     int written = 0, trying = 0;
@@ -712,18 +778,12 @@ static PyObject *direct_allows(PyObject *Py_UNUSED(module), PyObject *args) {
     else if (!PyArg_ParseTuple(args, "O|pp:torch_direct_allows", &tensor, &written,
                                &trying))
         return NULL;
-    if (!direct.open) {
-        int is_allowed = dlb_torch_query_allows(tensor);
-        return is_allowed < 0 ? NULL : PyBool_FromLong(is_allowed);
-    }
-    if (!dlb_torch_is_exact(tensor))
-        Py_RETURN_FALSE;
-    dlb_torch_thread state = dlb_torch_thread_state();
-    const char *impl = dlb_torch_impl(tensor);
-    if (trying && state != DLB_TORCH_OTHER && dlb_torch_is_cuda(impl))
-        return PyBool_FromLong(
-            is_ordinary(tensor, word_at(impl, places.keys), state, written));
-    return PyBool_FromLong(dlb_torch_is_ordinary(tensor, state, written));
+    return allows(tensor, true, written, trying);
+}
+
+/* torch_call_allows(tensor): for a call that autocast leaves alone */
+static PyObject *call_allows(PyObject *Py_UNUSED(module), PyObject *tensor) {
+    return allows(tensor, false, false, false);
 }
 
 static PyObject *close_direct(PyObject *Py_UNUSED(module),
@@ -767,6 +827,12 @@ PyMethodDef dlb_torch_functions[] = {
     {"torch_direct_allows", direct_allows, METH_VARARGS,
      "torch_direct_allows($module, tensor, written=False, trying=False, "
      "/)\n--\n\nWhether a kernel may be called directly with this torch.Tensor."},
+    {"torch_call_allows", call_allows, METH_O,
+     "torch_call_allows($module, tensor, /)\n--\n\nWhether a kernel without an autocast "
+     "rule may be called directly with this torch.Tensor."},
+    {"torch_harmless", learn_harmless, METH_VARARGS,
+     "torch_harmless($module, autocast, device_mode, count_modes, mode_at, "
+     "/)\n--\n\nSay which modes of torch leave calls of kernels alone."},
     {"torch_direct_cuda", expect_cuda, METH_VARARGS,
      "torch_direct_cuda($module, plain, inference, try_cuda, /)\n--\n\nSay what "
      "tensors of CUDA should look like."},

@@ -62,9 +62,9 @@ static int read_word(PyObject *keys, uint64_t *word) {
     return number == NULL || (*word == UINT64_MAX && PyErr_Occurred()) ? -1 : 0;
 }
 
-static int has_word(PyObject *keys, uint64_t wanted) {
+static int has_word(PyObject *keys, uint64_t wanted, uint64_t ignored) {
     uint64_t word;
-    return read_word(keys, &word) < 0 ? -1 : word == wanted;
+    return read_word(keys, &word) < 0 ? -1 : ((word ^ wanted) & ~ignored) == 0;
 }
 
 static int64_t query_number(PyObject *x, PyObject *name) {
@@ -89,17 +89,19 @@ static int has_no_function_modes(void) {
     PyObject *count = PyObject_CallNoArgs(torch.function_modes);
     int is_none = count == NULL ? -1 : PyObject_Not(count);
     Py_XDECREF(count);
-    return is_none;
+    return is_none == 0 ? dlb_torch_has_device_modes_only() : is_none;
 }
 
-int dlb_torch_query_thread(void) {
+int dlb_torch_query_thread(bool casts) {
     int is_plain = torch.may_call;
     if (is_plain == 1 && dlb_torch_has_functions())
-        return dlb_torch_has_no_modes() ? has_no_forward_level() : 0;
+        return dlb_torch_has_no_modes(casts) ? has_no_forward_level() : 0;
     if (is_plain == 1)
-        is_plain = has_word(PyObject_CallNoArgs(torch.included), torch.thread_included);
+        is_plain =
+            has_word(PyObject_CallNoArgs(torch.included), torch.thread_included, 0);
     if (is_plain == 1)
-        is_plain = has_word(PyObject_CallNoArgs(torch.excluded), torch.thread_excluded);
+        is_plain = has_word(PyObject_CallNoArgs(torch.excluded), torch.thread_excluded,
+                            dlb_torch_autocast(casts));
     if (is_plain == 1)
         is_plain = has_no_function_modes();
     if (is_plain == 1)
@@ -188,7 +190,7 @@ int dlb_torch_query_ordinary(PyObject *x) {
         const void *impl = dlb_torch_query_impl(x);
         return impl ? dlb_torch_is_usual(impl) : -1;
     }
-    int is_plain = has_word(PyObject_CallOneArg(torch.keys, x), torch.plain);
+    int is_plain = has_word(PyObject_CallOneArg(torch.keys, x), torch.plain, 0);
     if (is_plain != 1)
         return is_plain;
     int needs_none =
@@ -393,9 +395,9 @@ static PyObject *close_queries(PyObject *Py_UNUSED(module), PyObject *calls) {
     Py_RETURN_NONE;
 }
 
-int dlb_torch_query_allows(PyObject *x) {
+int dlb_torch_query_allows(PyObject *x, bool casts) {
     DLTensor dl;
-    int is_allowed = dlb_torch_is_queried(x) ? dlb_torch_query_thread() : 0;
+    int is_allowed = dlb_torch_is_queried(x) ? dlb_torch_query_thread(casts) : 0;
     if (is_allowed == 1)
         is_allowed = dlb_torch_query_ordinary(x);
     if (is_allowed != 1)

@@ -170,10 +170,14 @@ typedef enum {
     DLB_TORCH_OTHER,     /* a mode, a transform, autocast, a profiler, tracing, … */
 } dlb_torch_thread;
 
-dlb_torch_thread dlb_torch_thread_state(void);
+/* `casts`: autocast may cast arguments. Of other calls it is no mode; nor is, of all,
+ * that torch makes tensors on another device by default. */
+dlb_torch_thread dlb_torch_thread_state(bool casts);
+uint64_t dlb_torch_autocast(bool casts); /* keys that such a call need not know */
+bool dlb_torch_has_device_modes_only(void);
 /* The same by functions alone, once libc10 was found: whether it is the default. */
 bool dlb_torch_find_thread(const char *c10_path);
-bool dlb_torch_has_no_modes(void);
+bool dlb_torch_has_no_modes(bool casts);
 /* Whether torch.jit traces in this thread; -1 with an exception. */
 int dlb_torch_is_traced(void);
 /* torch.Tensor or torch.nn.Parameter, no other subclass. */
@@ -270,7 +274,7 @@ int dlb_torch_is_result(PyObject *result, PyObject *wanted);
 /* Whether kernels are called by queries, and memory is found so. */
 bool dlb_torch_may_query(void);
 /* Whether the thread has no mode, no transform, no profiler. */
-int dlb_torch_query_thread(void);
+int dlb_torch_query_thread(bool casts);
 /* torch.Tensor or torch.nn.Parameter, no other subclass, where kernels are. */
 bool dlb_torch_is_queried(PyObject *x);
 /* Whether its memory, on the CPU, may be lent: it is its values, of a dtype that
@@ -303,7 +307,7 @@ int dlb_torch_is_unchanged(PyObject *const *objects, const DLTensor *tensors,
 PyObject *dlb_torch_query_empty(int32_t ndim, const int64_t *shape, DLDataType dtype);
 int dlb_torch_query_version(PyObject *x); /* count one more: 0, or -1 */
 /* Whether a kernel may be called with it, here and now. */
-int dlb_torch_query_allows(PyObject *x);
+int dlb_torch_query_allows(PyObject *x, bool casts);
 
 extern PyMethodDef dlb_torch_query_functions[];
 

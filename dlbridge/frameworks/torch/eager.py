@@ -48,14 +48,17 @@ def make(kernel: Kernel) -> Shortcut | None:
     vjp = gradients.make_vjp(kernel)
     if vjp is None or vjp.rule.is_derived:
         return None
-    return Shortcut("torch", _caller(schema, _function(schema, vjp)))
+    allows = native.torch_call_allows if kernel.autocast is None else native.torch_direct_allows
+    return Shortcut("torch", _caller(schema, _function(schema, vjp), allows))
 
 
-def _caller(schema: Schema, function: Any) -> Callable[[Kernel, Any, Any], Any]:
+def _caller(
+    schema: Schema, function: Any, allows: Callable[[Any], bool]
+) -> Callable[[Kernel, Any, Any], Any]:
     count = len(schema.parameters)
     places = [place for place, part in enumerate(schema.parameters) if part.is_tensor]
     is_straight = len(schema.positional) == count
-    is_grad_enabled, direct_allows = torch.is_grad_enabled, native.torch_direct_allows
+    is_grad_enabled = torch.is_grad_enabled
     apply = super(torch.autograd.function._SingleLevelFunction, function).apply
 
     def call(kernel: Kernel, args: Any, kwargs: Any) -> Any:
@@ -73,7 +76,7 @@ def _caller(schema: Schema, function: Any) -> Callable[[Kernel, Any, Any], Any]:
         if not (
             is_recorded
             and is_grad_enabled()
-            and direct_allows(_PROBE)
+            and allows(_PROBE)
             and getattr(forward_ad, "_current_level", 0) < 0
         ):
             return NotImplemented

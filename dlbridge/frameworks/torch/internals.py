@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import operator
 import sys
 import threading
@@ -166,6 +167,7 @@ def _open_guard() -> bool:
     if not native.torch_guard_open(*libraries, sample, torch.int8, torch.uint8):
         return False
     _open_direct(torch)
+    _try_harmless_modes(torch)
     lazy = torch.ones(2, dtype=torch.complex64, device="cpu").conj()
     plain = [sample, sample[1:], torch.zeros((), device="cpu")]
     others = [lazy, lazy.imag, torch.ones(2, requires_grad=True), torch._efficientzerotensor(2)]
@@ -316,6 +318,50 @@ def _unusual_modes(torch: Any) -> Iterator[AbstractContextManager[Any]]:
     yield _profiling(torch)
 
 
+def _try_harmless_modes(torch: Any) -> None:
+    """Let C call kernels in modes that leave them alone, if they are recognised.
+
+    `torch.autocast` casts arguments of torch's own functions, and of kernels with `autocast=`. A
+    default device is that of new tensors for which none is said.
+    """
+    try:
+        own, keys = torch._C, torch._C.DispatchKeySet
+        backends = (own.DispatchKey.AutocastCPU, own.DispatchKey.AutocastCUDA)
+        mode = importlib.import_module("torch.utils._device").DeviceContext
+        counts = own._len_torch_function_stack, own._get_function_stack_at
+        word = (keys(backends[0]) | keys(backends[1])).raw_repr()
+        native.torch_harmless(word, mode, *counts)
+        is_right = _passes_harmless_modes(torch)
+    except not_from_handler(Exception):  # whatever is different: torch's dispatcher remains
+        is_right = False
+    if not is_right:
+        native.torch_harmless(0, None, None, None)
+
+
+def _passes_harmless_modes(torch: Any) -> bool:
+    x, allows = torch.ones(4, device="cpu"), native.torch_call_allows
+    subclass: Any = type("Mode", (torch.utils._device.DeviceContext,), {})
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            if not (allows(x) and native.torch_direct_allows(x)):
+                return False
+            for mode in (torch.overrides.TorchFunctionMode(), subclass("cpu"), _dispatch_mode()):
+                with mode:
+                    if allows(x):
+                        return False
+    for backend in ("cpu", "cuda"):
+        with _autocast(torch, backend):
+            if not allows(x) or native.torch_direct_allows(x):
+                return False
+            with torch.inference_mode():
+                if native.torch_direct_allows(x):
+                    return False
+            with _dispatch_mode():
+                if allows(x):
+                    return False
+    return allows(x)
+
+
 def _dispatch_mode() -> AbstractContextManager[Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -375,6 +421,7 @@ def _set_queries() -> bool:
         native.torch_queries_close(True)
         return False
     native.torch_queries_close(not is_right)
+    _try_harmless_modes(torch)
     if not _try_functions(torch):
         native.torch_functions_close()
     return True
@@ -673,7 +720,7 @@ def behaves_on(torch: Any, device: Any) -> bool:
         return False
     if any(map(_allows, unusual_tensors(torch, x, (0,)))):
         return False
-    with _cuda_autocast(torch):
+    with _autocast(torch, "cuda"):
         if _allows(x):
             return False
     with torch.no_grad():
@@ -690,16 +737,16 @@ def _allows(x: Any, written: bool = False) -> bool:
 
 
 @contextmanager
-def _cuda_autocast(torch: Any) -> Iterator[None]:
-    before = torch.is_autocast_enabled("cuda")
+def _autocast(torch: Any, backend: str) -> Iterator[None]:
+    before = torch.is_autocast_enabled(backend)
     try:
         try:
-            torch.set_autocast_enabled("cuda", True)
+            torch.set_autocast_enabled(backend, True)
             yield
         finally:
-            torch.set_autocast_enabled("cuda", before)
+            torch.set_autocast_enabled(backend, before)
     finally:  # once more, for an interrupt of the first time
-        torch.set_autocast_enabled("cuda", before)
+        torch.set_autocast_enabled(backend, before)
 
 
 def _asks_streams(torch: Any, device: Any) -> bool:

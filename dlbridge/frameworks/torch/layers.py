@@ -241,7 +241,7 @@ guard_is_open()  # lets C say so
 def _is_plain(operands: Sequence[Any]) -> bool:
     return (
         _PLAIN.issuperset(map(type, operands))
-        and native.torch_direct_allows(_PROBE)
+        and native.torch_call_allows(_PROBE)
         and not torch._C._are_functorch_transforms_active()
         and getattr(forward_ad, "_current_level", 0) < 0
     )
