@@ -278,9 +278,9 @@ class KernelBase:
         signature as in `Schema.encode()`, None for the bytes of their tensors. `counts`: of how
         many tensors each argument and result is, with lists. `said_by`: for each result the
         place of the result, an int64 without dimensions, in which the kernel writes its first
-        extent; -1 where that is known. `casts`: torch.autocast may cast
-        arguments. Without targets, which only a
-        kernel without a signature may lack, all calls are made by the hook `slow_call`."""
+        extent; -1 where that is known. `casts`: torch.autocast may cast arguments. Without
+        targets, which only a kernel without a signature may lack, all calls are made by the hook
+        `slow_call`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     @property

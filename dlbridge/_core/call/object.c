@@ -312,11 +312,11 @@ static int parse_arguments(PyObject *args, PyObject *kwargs, given *in) {
                   .contiguous = true,
                   .releases_gil = true};
     return PyArg_ParseTupleAndKeywords(
-        args, kwargs, "UOOO|$OOIpppOpLOOOp:KernelBase", names, &in->name, &in->signature,
-        &in->arguments, &in->targets, &in->schema, &in->keeps, &in->alignment,
-        &in->contiguous, &in->may_overlap, &in->releases_gil, &in->mutates,
-        &in->on_default_stream, &in->holds_below, &in->cost, &in->counts, &in->said_by,
-        &in->casts);
+        args, kwargs, "UOOO|$OOIpppOpLOOOp:KernelBase", names, &in->name,
+        &in->signature, &in->arguments, &in->targets, &in->schema, &in->keeps,
+        &in->alignment, &in->contiguous, &in->may_overlap, &in->releases_gil,
+        &in->mutates, &in->on_default_stream, &in->holds_below, &in->cost, &in->counts,
+        &in->said_by, &in->casts);
 }
 
 static PyObject *kernel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
