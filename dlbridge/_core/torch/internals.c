@@ -145,8 +145,9 @@ static const thread_keys *keys_of_thread(void) {
 /* ---- what calls of kernels need not know ---- */
 
 static struct {
-    uint64_t autocast;         /* the keys of torch.autocast */
-    PyTypeObject *device_mode; /* of torch.device as a context manager; NULL: not known */
+    uint64_t autocast; /* the keys of torch.autocast */
+    PyTypeObject
+        *device_mode; /* of torch.device as a context manager; NULL: not known */
     PyObject *count_modes, *mode_at;
 } harmless;
 
@@ -173,8 +174,9 @@ bool dlb_torch_has_device_modes_only(void) {
     return are_devices;
 }
 
-/* torch_harmless(autocast, device_mode, count_modes, mode_at): the keys of autocast as a
- * word; the type, or None, and the functions that count function modes and return one. */
+/* torch_harmless(autocast, device_mode, count_modes, mode_at): the keys of autocast as
+ * a word; the type, or None, and the functions that count function modes and return
+ * one. */
 static PyObject *learn_harmless(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long autocast;
     PyObject *type, *count, *at;
@@ -183,8 +185,7 @@ static PyObject *learn_harmless(PyObject *Py_UNUSED(module), PyObject *args) {
     harmless.autocast = autocast;
     Py_XSETREF(harmless.count_modes, Py_NewRef(count));
     Py_XSETREF(harmless.mode_at, Py_NewRef(at));
-    PyTypeObject *known =
-        PyType_Check(type) ? (PyTypeObject *)Py_NewRef(type) : NULL;
+    PyTypeObject *known = PyType_Check(type) ? (PyTypeObject *)Py_NewRef(type) : NULL;
     Py_XSETREF(harmless.device_mode, known);
     Py_RETURN_NONE;
 }
@@ -828,7 +829,8 @@ PyMethodDef dlb_torch_functions[] = {
      "torch_direct_allows($module, tensor, written=False, trying=False, "
      "/)\n--\n\nWhether a kernel may be called directly with this torch.Tensor."},
     {"torch_call_allows", call_allows, METH_O,
-     "torch_call_allows($module, tensor, /)\n--\n\nWhether a kernel without an autocast "
+     "torch_call_allows($module, tensor, /)\n--\n\nWhether a kernel without an "
+     "autocast "
      "rule may be called directly with this torch.Tensor."},
     {"torch_harmless", learn_harmless, METH_VARARGS,
      "torch_harmless($module, autocast, device_mode, count_modes, mode_at, "
