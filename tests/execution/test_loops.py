@@ -381,6 +381,23 @@ def test_nothing_warns_neither_here_nor_later() -> None:
         run(x)
         np.add(x, x[:1])
         run(x[::-1].astype("f4")[:, None].T[:, ::2][0])
+        ones = np.ones((3, 3))
+        for later in (  # each begins with the flags that the run has left
+            lambda: ones + ones,
+            lambda: ones[0, 0] + ones[0, 0],
+            lambda: ones.sum(),
+            lambda: np.cumsum(ones),
+            lambda: np.add.at(ones, 0, 1.0),
+            lambda: ones.astype("f4").astype("i4"),
+            lambda: np.copyto(ones, np.ones(3, "f4")),
+            lambda: np.float16(ones[0, 0]),
+            lambda: np.linalg.inv(np.eye(3)),
+            lambda: ones @ ones,
+            lambda: np.add.reduceat(ones, [0]),
+            lambda: np.int64(1) + np.int64(2),
+        ):
+            run(x)
+            later()
 
 
 def test_division_of_integers_by_zero_is_zero_as_in_numpy() -> None:
