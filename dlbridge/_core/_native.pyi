@@ -302,6 +302,12 @@ class KernelBase:
         the lists, the kernel and the lengths of its results, -1 for a single tensor.
         """
 
+    def serve_numbers(self, kernel: KernelBase, are_numbers: tuple[bool, ...], /) -> None:
+        """Make calls with numbers as results in C, by the kernel with tensors in their place.
+
+        `are_numbers`: for each result, whether it is one.
+        """
+
     def publish(self, key: str, /) -> None:
         """Make this kernel what its name means from now on, in the whole process."""
 

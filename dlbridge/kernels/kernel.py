@@ -312,7 +312,6 @@ def _make_attribute(kernel: Kernel, name: str) -> Callable[..., Any]:
     if name == "traced":
         return binding.binding("torch").traceable(kernel)
     if kernel.numbers is not None:
-        binding.binding(name)
         return kernel.numbers.function(name)
     if kernel.lists is not None:
         binding.binding(name)  # or it says what it lacks

@@ -68,7 +68,10 @@ class Numbers:
         if self._tensors is None:
             with self._lock:
                 if self._tensors is None:
-                    self._tensors = self._make()
+                    made = self._make()
+                    are_numbers = tuple([bool(part.number) for part in self.schema.results])
+                    self.whole.serve_numbers(made, are_numbers)
+                    self._tensors = made
         return self._tensors
 
     def _make(self) -> Kernel:
@@ -95,7 +98,12 @@ class Numbers:
         if args and "out" not in kwargs and _is_plain(type(args[0])):
             kernel = self.tensors
             function = kernel if framework is None else getattr(kernel, framework)
-            return self.read(function(*args, **kwargs))
+            try:
+                found = function(*args, **kwargs)
+            except UnsupportedTypeError:
+                self.schema.arrange(args, kwargs, traced=True)  # its text knows no `out`
+                raise
+            return self.read(found)
         arguments = self.schema.arrange(tuple(args), dict(kwargs), traced=True)
         name = framework or _framework_of(arguments)
         if name is None:  # which is refused, or works where no tensor is needed
@@ -103,20 +111,11 @@ class Numbers:
         return binding.binding(name).call_numbers(self.whole, arguments)
 
     def function(self, framework: str) -> Callable[..., Any]:
-        """Return what `kernel.<framework>` is."""
-        kernel = self.whole
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if kernel.prepare("traced"):
-                return kernel.traced(*args, **kwargs)
-            return self.call(framework, args, kwargs)
-
-        call.__name__ = kernel.__name__
-        call.__qualname__ = kernel.__qualname__
-        call.__doc__ = kernel.__doc__
-        call.__signature__ = self.schema.signature()  # type: ignore[attr-defined]
-        call.autograph_info__ = {}  # type: ignore[attr-defined]  # see Kernel
-        return call
+        """Return what `kernel.<framework>` is: a builtin function, of all frameworks."""
+        made = binding.binding(framework)
+        if framework == "torch":  # which has dynamo know it
+            return made.function(self.whole)
+        return binding.Binding.function(made, self.whole)
 
     def read(self, found: Any) -> Any:
         """Return the results of a call, of what `tensors` returned."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import math
 import pickle
 import shutil
 import subprocess
+import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -204,6 +208,10 @@ def test_arguments_are_checked_in_the_name_of_the_kernel(count: dlbridge.Kernel)
         count(X, above="much")
     with pytest.raises(UnsupportedTypeError, match="scalar::count: argument 'x'"):
         count()
+    by_python = returning("int", 3)
+    for kernel in (count, by_python):
+        with pytest.raises(UnsupportedTypeError, match=r"'y': not expected; it takes x(, above)?$"):
+            kernel(X, y=1)
     with pytest.raises(UnsupportedTypeError, match="no tensor determines the framework"):
         dlbridge.wrap(lambda n: n, "scalar::same(*, n: int) -> int", abi="python:numpy")(n=3)
 
@@ -220,6 +228,44 @@ def test_eight_threads_call_it_for_the_first_time(compiled: Any) -> None:
                                 abi=f"double({X_IN_C})")  # fmt: skip
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(kernel, [X] * 64)) == {0.625}
+
+
+def test_a_kernel_that_was_wrapped_again_is_freed_with_its_tensors() -> None:
+    kernel = returning("int", 3)
+    held = [weakref.ref(kernel), weakref.ref(kernel.tensors)]
+    assert kernel(X) == 3
+    returning("int", 4)
+    del kernel
+    gc.collect()
+    assert [each() for each in held] == [None, None]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "tensorflow", "dlbridge"])
+def test_the_function_of_a_framework_takes_its_tensors_alone(
+    framework: str, count: dlbridge.Kernel
+) -> None:
+    x = tensor(framework)
+    function = getattr(count, framework)
+    assert function(x, above=0.6) == 2
+    assert "above" in str(inspect.signature(function))
+    other = tensor("torch" if framework == "numpy" else "numpy")
+    with pytest.raises(UnsupportedTypeError, match="scalar::count: argument 'x': expected"):
+        function(other)
+
+
+def test_dynamo_traces_none_of_our_code_behind_a_graph_break(
+    count: dlbridge.Kernel, framework: Any
+) -> None:
+    torch = framework("torch")
+
+    def add(x: Any) -> Any:
+        return x + 1 if count(x) > 1 else x - 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        function = torch.compile(add, backend="eager")
+        assert function(torch.tensor(X)).tolist() == (X + 1).tolist()
+        assert function(torch.zeros(3)).tolist() == [-1] * 3
 
 
 def test_kernels_and_their_tensors_are_pickled_by_name(count: dlbridge.Kernel) -> None:

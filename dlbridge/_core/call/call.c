@@ -924,14 +924,60 @@ static PyObject *call_jax(PyObject *self, PyObject *const *args, Py_ssize_t coun
     return result;
 }
 
+/* ---- results that are numbers; kernels/numbers.py serves all other calls ---- */
+
+/* Tensors of all families have a method for it. */
+static PyObject *read_numbers(PyObject *found, PyObject *are_numbers) {
+    static _Atomic(PyObject *) kept;
+    PyObject *item = dlb_kept_name(&kept, "item");
+    if (item == NULL)
+        return NULL;
+    if (!PyTuple_CheckExact(found))
+        return PyObject_CallMethodNoArgs(found, item);
+    Py_ssize_t size = PyTuple_GET_SIZE(found);
+    PyObject *all = PyTuple_New(size);
+    for (Py_ssize_t i = 0; all != NULL && i < size; i++) {
+        PyObject *value = PyTuple_GET_ITEM(found, i);
+        bool is_number = PyTuple_GET_ITEM(are_numbers, i) == Py_True;
+        value = is_number ? PyObject_CallMethodNoArgs(value, item) : Py_NewRef(value);
+        if (value == NULL)
+            Py_CLEAR(all);
+        else
+            PyTuple_SET_ITEM(all, i, value);
+    }
+    return all;
+}
+
+/* NULL without an exception: declined. */
+static PyObject *call_numbers(PyObject *numbers, dlb_family family,
+                              PyObject *const *args, Py_ssize_t count,
+                              PyObject *names) {
+    const dlb_kernel_object *tensors =
+        (const dlb_kernel_object *)PyTuple_GET_ITEM(numbers, 0);
+    PyObject *found;
+    if (family == DLB_FAMILY_OTHER || tensors->kernel->needs_gil || dlb_has_out(names))
+        return NULL;
+    if (!call_again(tensors, family, args, count, names, &found))
+        found = dlb_call_directly(tensors, &family, args, count, names);
+    if (found == NULL)
+        return NULL;
+    PyObject *result = read_numbers(found, PyTuple_GET_ITEM(numbers, 1));
+    Py_DECREF(found);
+    return result;
+}
+
 PyObject *dlb_call_as(PyObject *self, dlb_family family, PyObject *framework,
                       PyObject *const *args, Py_ssize_t count, PyObject *names) {
     const dlb_kernel_object *object = (const dlb_kernel_object *)self;
     PyObject *result;
     if (family == DLB_FAMILY_OTHER || object->kernel->needs_gil) {
-        result = object->list_places /* such kernels have no function of their own */
+        /* Kernels with either have no function of their own. */
+        PyObject *numbers =
+            atomic_load_explicit(&object->numbers, memory_order_acquire);
+        result = object->list_places
                      ? dlb_call_lists(object, family, args, count, names)
-                     : NULL;
+                 : numbers ? call_numbers(numbers, family, args, count, names)
+                           : NULL;
         return result != NULL || PyErr_Occurred()
                    ? result
                    : call_slowly(self, framework, args, count, names);

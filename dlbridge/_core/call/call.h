@@ -17,6 +17,10 @@ typedef struct {
     _Atomic(PyObject *) jax;
     /* Of a kernel with lists of tensors: see lists.c; NULL: it has none. Set once. */
     PyObject *list_places, *list_kernels;
+    /* Of a kernel whose results are numbers: the kernel that has tensors in their
+     * place, and for each result whether it is one. A tuple; NULL: it has none. Set
+     * once. */
+    _Atomic(PyObject *) numbers;
     dlb_call_plan *plan; /* of call.c, with the call-site caches */
     PyObject *weak_references;
 } dlb_kernel_object;
@@ -71,6 +75,7 @@ int dlb_parse_scalar(PyObject *object, const dlb_scalar_parameter *parameter,
  * and the call is direct. NULL without an exception: declined. */
 PyObject *dlb_call_lists(const dlb_kernel_object *self, dlb_family family,
                          PyObject *const *args, Py_ssize_t count, PyObject *names);
+bool dlb_has_out(PyObject *names); /* of a vectorcall */
 
 /* ---- jax.c ---- */
 extern PyTypeObject dlb_JaxCallerType;

@@ -109,8 +109,7 @@ static PyObject *call(PyObject *entry, dlb_family family, row *all, Py_ssize_t c
     return grouped;
 }
 
-/* Python compares its structure with that of the results. */
-static bool has_out(PyObject *names) {
+bool dlb_has_out(PyObject *names) {
     for (Py_ssize_t i = 0; names != NULL && i < PyTuple_GET_SIZE(names); i++)
         if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), "out") == 0)
             return true;
@@ -124,7 +123,8 @@ PyObject *dlb_call_lists(const dlb_kernel_object *self, dlb_family family,
     all.values = all.few;
     all.count = 0;
     all.room = FEW;
-    if (family != DLB_FAMILY_OTHER && !has_out(names) &&
+    /* Python compares the structure of `out` with that of the results. */
+    if (family != DLB_FAMILY_OTHER && !dlb_has_out(names) &&
         spread(self->list_places, args, count, &all, &lengths))
         entry = PyDict_GetItemWithError(self->list_kernels, lengths);
     Py_ssize_t positional = all.count;

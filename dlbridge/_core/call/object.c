@@ -479,6 +479,24 @@ static PyObject *serve_lists(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* serve_numbers(kernel, are_numbers): the kernel that has tensors in place of numbers,
+ * and for each result whether it is one. */
+static PyObject *serve_numbers(PyObject *self, PyObject *args) {
+    PyObject *kernel, *are_numbers, *none = NULL;
+    if (!PyArg_ParseTuple(args, "O!O!:serve_numbers", &dlb_KernelType, &kernel,
+                          &PyTuple_Type, &are_numbers))
+        return NULL;
+    const dlb_signature *signature = as_kernel(kernel)->kernel->signature;
+    if (signature != NULL && signature->result_count != PyTuple_GET_SIZE(are_numbers))
+        return PyErr_Format(PyExc_ValueError, "serve_numbers: one for each result");
+    if (!atomic_compare_exchange_strong(&as_kernel(self)->numbers, &none,
+                                        Py_NewRef(args))) {
+        Py_DECREF(args);
+        return PyErr_Format(PyExc_ValueError, "serve_numbers: twice");
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *get_name(PyObject *self, void *Py_UNUSED(closure)) {
     return PyUnicode_FromString(as_kernel(self)->kernel->name);
 }
@@ -499,6 +517,7 @@ static int kernel_traverse(PyObject *object, visitproc visit, void *arg) {
     dlb_kernel_object *self = as_kernel(object);
     Py_VISIT(self->arguments);
     Py_VISIT(self->list_kernels);
+    Py_VISIT(atomic_load(&self->numbers));
     Py_VISIT(jax_of(self));
     if (owns_kernel(self)) {
         Py_VISIT((PyObject *)self->kernel->schema);
@@ -514,6 +533,7 @@ static int kernel_clear(PyObject *object) {
     Py_CLEAR(self->list_places);
     Py_CLEAR(self->list_kernels);
     Py_XDECREF(atomic_exchange(&self->jax, NULL));
+    Py_XDECREF(atomic_exchange(&self->numbers, NULL));
     if (owns_kernel(self)) {
         PyObject *schema = self->kernel->schema, *keeps = self->kernel->keeps;
         self->kernel->schema = self->kernel->keeps = NULL;
@@ -534,6 +554,7 @@ static void kernel_dealloc(PyObject *object) {
     Py_CLEAR(self->list_places);
     Py_CLEAR(self->list_kernels);
     Py_XDECREF(atomic_exchange(&self->jax, NULL));
+    Py_XDECREF(atomic_exchange(&self->numbers, NULL));
     dlb_free_call_plan(self->plan);
     if (self->kernel != NULL)
         dlb_kernel_drop(self->kernel);
@@ -556,6 +577,9 @@ static PyMethodDef methods[] = {
     {"serve_lists", serve_lists, METH_VARARGS,
      "serve_lists($self, places, kernels, /)\n--\n\n"
      "Call the kernels for lists of tensors by the lengths of the lists."},
+    {"serve_numbers", serve_numbers, METH_VARARGS,
+     "serve_numbers($self, kernel, are_numbers, /)\n--\n\n"
+     "Call the kernel that has tensors in place of numbers, and read them."},
     {NULL, NULL, 0, NULL},
 };
 

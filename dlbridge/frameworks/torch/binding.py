@@ -23,7 +23,7 @@ from dlbridge.errors import (
     UnsupportedTypeError,
 )
 from dlbridge.exchange import adapter, exchange
-from dlbridge.frameworks.torch import LAZY, eager
+from dlbridge.frameworks.torch import LAZY, compiling, eager
 from dlbridge.frameworks.torch.autocasting import Casts
 from dlbridge.frameworks.torch.operators import (
     Operator,
@@ -35,7 +35,7 @@ from dlbridge.frameworks.torch.operators import (
     written,
 )
 from dlbridge.frameworks.torch.refusals import make_check
-from dlbridge.kernels.binding import Binding, check_extent, explain
+from dlbridge.kernels.binding import Binding, check_extent, explain, slow_call
 from dlbridge.kernels.kernel import Kernel, Shortcut, all_known, is_native_to, serving
 from dlbridge.kernels.kinds import read_signature
 from dlbridge.kernels.kinds.python_kernel import LEGACY, Support
@@ -71,6 +71,10 @@ class TorchBinding(Binding):
         for kernel in all_known():
             offer(kernel)
         _serve_loaders()
+        if _DYNAMO in sys.modules:
+            compiling.skip(slow_call)
+        else:
+            registry.after_import(_DYNAMO, partial(compiling.skip, slow_call))
 
     def function(self, kernel: Kernel) -> Callable[..., Any]:
         """Return the function of torch tensors; `torch.ops` has the operator from here on."""

@@ -197,7 +197,7 @@ _PUBLIC: dict[str, Callable[..., Any]] = {
 _SLOW = (exchange.convert, exchange.from_dlpack)
 
 
-def _skip(function: Callable[..., Any]) -> None:
+def skip(function: Callable[..., Any]) -> None:
     """Have dynamo look into no call of a function, nor into those that it makes."""
     frames: Any = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):  # since 2.7
@@ -226,6 +226,6 @@ def register() -> None:
     _substitute_breaking("from_dlpack", native.from_dlpack)
     for name, function in _PUBLIC.items():
         _substitute_breaking(name, function)
-        _skip(function)
+        skip(function)
     for function in _SLOW:
-        _skip(function)
+        skip(function)
