@@ -57,7 +57,8 @@ def test_collectives_that_c_makes(
 ) -> None:
     """Programs of mpi_programs.py, with the messages and collectives of MPICH over TCP."""
     names = ("gathered_by_c", "gathered_and_scattered", "copies", "trees", "trees_by_c",
-             "trees_begun_by_c", "trees_that_do_not_agree", "interrupted_trees", "quick_calls")  # fmt: skip
+             "trees_begun_by_c", "trees_that_do_not_agree", "interrupted_trees",
+             "quick_calls")  # fmt: skip
     program, given = HERE / "mpi_programs.py", {"ranks": ranks, "netmod": netmod}
     with start(hosts, program, tmp_path, *names, **given) as job:
         try:
