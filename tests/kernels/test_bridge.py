@@ -435,6 +435,68 @@ def test_a_module_may_keep_results_of_an_earlier_call():
         check_gradients(module, jax.grad(loss_of(function, params))(params["params"], X))
 
 
+class Mean(nn.Module):
+    """It replaces its buffer, where others write into theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x, other=None):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0) if other is None else other(self.mean)
+        return x - self.mean if other is None else x
+
+
+def test_a_buffer_that_a_module_replaces_is_returned():
+    module = Mean()
+    function, params = dlbridge.bridge(module, to="jax", mutable=True)
+    buffers = params["buffers"]
+    for call in (function, function, jax.jit(function)):
+        found, buffers = call({**params, "buffers": buffers}, X)
+        close(found, module(torch.from_numpy(X)))
+        close(buffers["mean"], module.mean)
+    assert np.array_equal(function(params, X, lambda mean: mean)[1]["mean"], np.zeros(6))
+    with pytest.raises(ArgumentError, match=r"shape \[6\] in the buffer 'mean', and .* \[3\]"):
+        function(params, X, lambda mean: mean[:3])
+    with pytest.raises(ArgumentError, match=r"the buffer 'mean', and leaves None"):
+        function(params, X, lambda mean: None)
+    pure, params = dlbridge.bridge(Mean(), to="jax")
+    with pytest.raises(ArgumentError, match="changes the buffer 'mean'"):
+        pure(params, X)
+
+
+class Caching(nn.Module):
+    """It has a tensor that is not a buffer, and keeps others at several kinds of places."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("angles", None)
+        self.by_length = {}
+        self.steps = None
+        self.mask = torch.tensor([1.0, 0, 1, 1, 0, 1])
+
+    def forward(self, x):
+        if self.angles is None:
+            self.angles = torch.arange(6.0)
+            self.register_buffer("more", torch.ones(1), persistent=False)
+            self.part = nn.Identity()
+        if len(x) not in self.by_length:
+            self.by_length[len(x)] = torch.arange(float(len(x)))[:, None]
+        if self.steps is None:
+            self.steps = torch.ones(6)
+        return self.part(x * self.angles) * self.mask + self.by_length[len(x)] * self.steps
+
+
+def test_a_module_may_keep_tensors_that_are_not_registered():
+    module = Caching()
+    function, params = dlbridge.bridge(module, to="jax")
+    slope = jax.grad(lambda x: function(params, x).sum())
+    for x in (X, X, X[:2]):
+        close(function(params, x), Caching()(torch.from_numpy(x)))
+        close(slope(x), (torch.arange(6.0) * module.mask).expand(len(x), 6))
+    assert module.angles is None
+
+
 class Attention(nn.Module):
     def forward(self, x):
         dropout = 0.1 if self.training else 0.0

@@ -27,6 +27,7 @@ from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import trees
 from dlbridge.exchange.adapter import require_importable
+from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.gradients import Derivable
 
 Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -77,19 +78,11 @@ class Module:
         tensors = [*self.parameters.values(), *self.buffers.values()]
         self._check(tensors)
         self.platforms = (tensors[0].device.type,) if tensors else ("cpu", "cuda")
-        self.copy = deepcopy(module, {id(each): each for each in tensors} | _detached(module))
-        places = {id(each): place for place, each in enumerate(tensors)}
         self.count = len(tensors)
         self._dtypes = [each.dtype for each in tensors]
-        self._parts = list(self.copy.modules())
-        self._slots = [
-            (owner, name, places[id(tensor)])
-            for part in self._parts
-            for owner in (part._parameters, part._buffers)
-            for name, tensor in owner.items()
-            if tensor is not None
-        ]
-        self._own = [(owner, name, owner[name]) for owner, name, _ in self._slots]
+        self._tensors = tensors
+        self._original = _Copy(module, tensors)  # is never called
+        self._copy = _Copy(self._original.module, tensors)
         self._lock = registry.lock()
 
     def _check(self, tensors: Sequence[Any]) -> None:
@@ -117,11 +110,12 @@ class Module:
             rebuild: makes the arguments of the module of these tensors.
 
         Raises:
-            ArgumentError: what the module does depends on values, or torch cannot import what it
-                needs for fake tensors.
+            ArgumentError: what the module does depends on values, a buffer is replaced by one of
+                another shape, or torch cannot import what it needs for fake tensors.
         """
         require_importable("triton", f"bridge: {self.name}: torch, for fake tensors,")
-        with FakeTensorMode(), torch.no_grad():
+        copy = _Copy(self._original.module, self._tensors)  # it may keep fake tensors
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             operands = [
                 torch.empty(shape, dtype=dtype.to("torch"), device=self.platforms[0])
                 for shape, dtype in forms
@@ -129,7 +123,7 @@ class Module:
             operands[: self.count] = _cast(operands[: self.count], self._dtypes)
             try:
                 with _Watch() as watch:
-                    outcome = self._call(operands, rebuild)
+                    outcome, replaced = self._call(copy, operands, rebuild)
             except (DynamicOutputShapeException, DataDependentOutputException) as error:
                 raise ArgumentError(
                     f"{self.name}: shapes must follow from the shapes of the arguments, and here "
@@ -137,13 +131,25 @@ class Module:
                     "module outside of JAX, or change it to compute with masks"
                 ) from error
             leaves = leaves_of(outcome)
+        self._check_replaced(operands, replaced)
         written = [
             place
             for place, each in enumerate(operands)
-            if each.untyped_storage()._cdata in watch.written
+            if place in replaced or each.untyped_storage()._cdata in watch.written
         ]
         results = [(tuple(map(int, each.shape)), as_dtype(each.dtype)) for each in leaves]
         return Traced(outcome, results, frozenset(written), watch.is_random)
+
+    def _check_replaced(self, operands: Sequence[Any], replaced: dict[int, Any]) -> None:
+        for place, new in replaced.items():
+            shape = list(operands[place].shape)
+            if not isinstance(new, torch.Tensor) or list(new.shape) != shape:
+                name = [*self.parameters, *self.buffers][place]
+                got = f"one of shape {list(new.shape)}" if hasattr(new, "shape") else describe(new)
+                raise ArgumentError(
+                    f"{self.name}: the call must leave a tensor of shape {shape} in the buffer "
+                    f"{name!r}, and leaves {got}"
+                )
 
     def function(self, rebuild: Rebuild, traced: Traced, taken: Any, made: Any) -> Derived:
         """Return the function of one signature, which takes packed tensors, then the seed.
@@ -175,10 +181,11 @@ class Module:
                 operands[place] = operands[place].clone()
             if traced.is_random:
                 with _seeded(int(packed[-1])):
-                    outcome = self._call(operands, rebuild)
+                    outcome, replaced = self._call(self._copy, operands, rebuild)
             else:
-                outcome = self._call(operands, rebuild)
-            found = [*leaves_of(outcome), *[operands[place] for place in updated]]
+                outcome, replaced = self._call(self._copy, operands, rebuild)
+            new = [replaced.get(place, operands[place]) for place in updated]
+            found = [*leaves_of(outcome), *new]
             return made.outcome(_cast(found, dtypes), _join)
 
         count = len(taken.groups) + traced.is_random
@@ -198,19 +205,69 @@ class Module:
         )
         return mapped
 
-    def _call(self, operands: Sequence[Any], rebuild: Rebuild) -> Any:
+    def _call(
+        self, copy: _Copy, operands: Sequence[Any], rebuild: Rebuild
+    ) -> tuple[Any, dict[int, Any]]:
+        """Return what the module returns, and the new tensors of buffers by their places."""
         args, kwargs = rebuild(operands[self.count :])
         with self._lock:
-            attributes = [vars(part).copy() for part in self._parts]  # an LSTM keeps its weights
+            before = copy.put(operands)
             try:
-                for owner, name, place in self._slots:
-                    owner[name] = operands[place]
-                return self.copy(*args, **kwargs)
+                outcome = copy.module(*args, **kwargs)
+                return outcome, copy.replaced(operands)
             finally:
-                for owner, name, tensor in self._own:
-                    owner[name] = tensor
-                for part, kept in zip(self._parts, attributes, strict=True):
-                    object.__setattr__(part, "__dict__", kept)
+                copy.restore(before)
+
+
+class _Copy:
+    """A copy of a module, which shares its tensors, to be called with others in their places.
+
+    Attributes:
+        module: the copy.
+    """
+
+    def __init__(self, module: torch.nn.Module, tensors: Sequence[Any]) -> None:
+        shared = {id(each): each for each in tensors}
+        self.module = deepcopy(module, shared | _detached(module))
+        places = {id(each): place for place, each in enumerate(tensors)}
+        self._parts = list(self.module.modules())
+        self._buffers = [
+            (part._buffers, name, places[id(tensor)])
+            for part in self._parts
+            for name, tensor in part._buffers.items()
+            if tensor is not None
+        ]
+        self._slots = [
+            (part._parameters, name, places[id(tensor)])
+            for part in self._parts
+            for name, tensor in part._parameters.items()
+            if tensor is not None
+        ] + self._buffers
+        self._contents = [
+            (owner, owner.copy())
+            for part in self._parts
+            for owner in (part._parameters, part._buffers, part._modules)
+        ]
+
+    def put(self, operands: Sequence[Any]) -> list[dict[str, Any]]:
+        """Put operands in the places of the tensors; return the attributes of all parts before."""
+        for owner, name, place in self._slots:
+            owner[name] = operands[place]
+        return [vars(part).copy() for part in self._parts]  # an LSTM keeps its weights
+
+    def restore(self, before: Sequence[dict[str, Any]]) -> None:
+        """Make the module as it was; `before` is of `put`."""
+        for owner, contents in self._contents:
+            if owner or contents:
+                owner.clear()
+                owner.update(contents)
+        for part, attributes in zip(self._parts, before, strict=True):
+            object.__setattr__(part, "__dict__", attributes)
+
+    def replaced(self, operands: Sequence[Any]) -> dict[int, Any]:
+        """Return what is in the places of buffers that a call has replaced."""
+        found = [(owner.get(name), place) for owner, name, place in self._buffers]
+        return {place: new for new, place in found if new is not operands[place]}
 
 
 def _detached(module: torch.nn.Module) -> dict[int, Any]:
