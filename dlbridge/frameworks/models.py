@@ -9,6 +9,7 @@ of operands and cotangents, which can be differentiated again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -221,9 +222,11 @@ class Model(Protocol):
 def fixed(value: Any) -> tuple[Any, Any]:
     """Return the pair that stands for an argument that is not an array, in `static` and in keys.
 
-    Equal pairs are of the same value: 1, 1.0 and True differ, and 0.0 and -0.0 do.
+    Equal pairs are of the same value: 1, 1.0 and True differ, and 0.0 and -0.0 do. All NaNs are one.
     """
     kind: Any = type(value)
+    if kind is float and value != value:
+        value = math.nan
     if kind in (float, complex):
         kind = kind, repr(value)
     return kind, value

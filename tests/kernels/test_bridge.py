@@ -614,6 +614,20 @@ def test_numbers_that_are_equal_but_not_the_same_have_a_signature_each():
         assert repr(same) == repr(number)
 
 
+def test_all_nans_have_one_signature():
+    traced = []
+
+    class Filling(nn.Module):
+        def forward(self, x, number):
+            traced.append(type(x))
+            return x.nan_to_num(number)
+
+    function, params = dlbridge.bridge(Filling(), to="jax")
+    for _ in range(3):
+        assert np.isnan(function(params, jnp.full(2, jnp.nan), float("nan"))).all()
+    assert len(traced) == 4  # on fake tensors, and in each call
+
+
 def test_results_that_depend_on_no_argument_have_no_gradient():
     class Constant(nn.Module):
         def forward(self, x):
