@@ -621,11 +621,12 @@ def torch_queries(
     dtypes: frozenset[Any],
     made: dict[tuple[int, int, int], Any],
     samples: tuple[Any, Any],
+    words: tuple[int, int],
     /,
 ) -> bool:
     """Set the functions that query torch where its internals are not proved, and samples to learn
-    from: a plain tensor, and one of inference mode. In a thread without modes. False: plain
-    tensors cannot be told apart."""
+    from: a plain tensor, and one of inference mode; the words of keys that a thread includes and
+    excludes there. In a thread without modes. False: plain tensors cannot be told apart."""
 
 def torch_queries_close(calls: bool, /) -> None:
     """Where `calls` is true, kernels are not called by queries of torch."""
@@ -656,6 +657,9 @@ def torch_query_wrote(tensor: Any, /) -> None:
 
 def torch_functions_open(libtorch_cpu: str, libc10: str, sample: Any, /) -> bool:
     """Find the C++ functions that queries of torch call; False: not all are there."""
+
+def torch_functions_learn() -> bool:
+    """Learn how threads in inference mode look; called in one."""
 
 def torch_functions_close() -> None:
     """Call no C++ functions in queries of torch."""

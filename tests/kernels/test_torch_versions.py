@@ -424,10 +424,14 @@ def test_on_another_version_what_is_not_plain_is_left_to_torch(
     assert not allows(zero) and twice(zero).tolist() == [0, 0, 0]
 
     with torch.inference_mode():
-        assert not allows(x)
+        assert allows(x) and native.torch_call_allows(x)
         inside = twice(x)
-        assert inside.is_inference() and inside.tolist() == [0, 2, 4]
-        fill(x, inside)
+        assert inside.is_inference() and inside.tolist() == [0, 2, 4] and allows(inside)
+        fill(x, inside)  # which has no version
+        with torch.inference_mode(False):
+            plain = torch.empty(3)
+        fill(x, plain)
+        assert plain._version == 1 and twice(wanting).is_inference()
     assert not allows(inside) and twice(inside).tolist() == [0, 4, 8]
     assert reason_of(lambda: fill(x, inside)) == "readonly"
 
@@ -452,7 +456,8 @@ def test_on_another_version_what_is_not_plain_is_left_to_torch(
     assert any("versions::twice" in event.key for event in profile.key_averages())
     traced = torch.jit.trace(lambda x: twice(x) + 1, (x,), check_trace=False)
     assert "versions::twice" in str(traced.graph)
-    with torch.autocast("cpu"):
+    with torch.autocast("cpu"), torch.device("meta"):  # which leave kernels alone
+        assert native.torch_call_allows(x) and not allows(x)
         assert twice(x).tolist() == [0, 2, 4]
 
     class Sub(torch.Tensor):

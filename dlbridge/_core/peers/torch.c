@@ -294,8 +294,7 @@ static bool is_torch(PyObject *x) {
 
 static int begin_torch(dlb_call *call, PyObject *x) {
     bool is_proved = dlb_torch_is_exact(x);
-    call->thread =
-        is_proved ? dlb_torch_thread_state(call->casts) : DLB_TORCH_QUERIED;
+    call->thread = is_proved ? dlb_torch_thread_state(call->casts) : DLB_TORCH_QUERIED;
     if (is_proved || dlb_torch_query_thread(call->casts) == 1)
         return 0;
     return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;

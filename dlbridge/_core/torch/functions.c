@@ -62,8 +62,8 @@ bool dlb_torch_holds_values(const void *impl) {
 }
 
 bool dlb_torch_is_usual(const void *impl) {
-    return dlb_torch_holds_values(impl) && !dlb_internals.is_inference(&impl) &&
-           !dlb_torch_wants_gradient(&impl);
+    return dlb_torch_holds_values(impl) && !dlb_torch_wants_gradient(&impl) &&
+           (!dlb_internals.is_inference(&impl) || dlb_internals.inference_enabled());
 }
 
 bool dlb_torch_has_known_dtype(const void *impl) {
@@ -146,6 +146,12 @@ static PyObject *open_functions(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyBool_FromLong(is_open);
 }
 
+/* torch_functions_learn(): called under torch.inference_mode. */
+static PyObject *learn_functions(PyObject *Py_UNUSED(module),
+                                 PyObject *Py_UNUSED(unused)) {
+    return PyBool_FromLong(is_open && dlb_torch_learn_inference());
+}
+
 /* torch_functions_close(): queries of Python's functions serve alone. */
 static PyObject *close_functions(PyObject *Py_UNUSED(module),
                                  PyObject *Py_UNUSED(unused)) {
@@ -157,6 +163,8 @@ PyMethodDef dlb_torch_function_functions[] = {
     {"torch_functions_open", open_functions, METH_VARARGS,
      "torch_functions_open($module, libtorch_cpu, libc10, sample, /)\n--\n\nFind the "
      "C++ functions that queries of torch call."},
+    {"torch_functions_learn", learn_functions, METH_NOARGS,
+     "torch_functions_learn($module, /)\n--\n\nLearn what inference mode looks like."},
     {"torch_functions_close", close_functions, METH_NOARGS,
      "torch_functions_close($module, /)\n--\n\nCall no C++ functions in queries."},
     {NULL, NULL, 0, NULL},

@@ -219,8 +219,17 @@ bool dlb_torch_find_thread(const char *c10_path) {
     return direct.c10 != NULL && keys_of_thread() != NULL;
 }
 
+bool dlb_torch_learn_inference(void) {
+    const thread_keys *keys = direct.c10 ? keys_of_thread() : NULL;
+    bool is_inside = keys != NULL && dlb_internals.inference_enabled() &&
+                     (keys->included | keys->excluded) != 0;
+    if (is_inside)
+        direct.inference_thread = *keys;
+    return direct.knows_inference = is_inside;
+}
+
 bool dlb_torch_has_no_modes(bool casts) {
-    return thread_state(dlb_torch_autocast(casts)) == DLB_TORCH_DEFAULT;
+    return thread_state(dlb_torch_autocast(casts)) != DLB_TORCH_OTHER;
 }
 
 /* torch._C._get_tracing_state, once it was handed in */
@@ -733,11 +742,9 @@ static PyObject *close_lending(PyObject *Py_UNUSED(module),
 static PyObject *learn_inference(PyObject *Py_UNUSED(module), PyObject *sample) {
     if (!direct.open)
         Py_RETURN_NONE;
-    direct.inference_thread = *keys_of_thread();
     direct.cpu.inference = word_at(dlb_torch_impl(sample), places.keys);
     direct.knows_inference =
-        direct.cpu.inference != direct.cpu.plain &&
-        (direct.inference_thread.included | direct.inference_thread.excluded) != 0;
+        dlb_torch_learn_inference() && direct.cpu.inference != direct.cpu.plain;
     Py_RETURN_NONE;
 }
 

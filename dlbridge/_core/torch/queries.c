@@ -19,12 +19,14 @@ static struct {
     PyObject *capsule;                    /* of the table, or None */
     const DLPackExchangeAPI *table;       /* or NULL */
     PyObject *keys, *included, *excluded; /* of a tensor, and of the thread */
+    PyObject *is_inference_enabled;
     PyObject *function_modes, *is_profiled, *is_grad_enabled, *is_traced;
     PyObject *empty, *increment_version;
     PyObject *forward_levels;  /* a dict with the name "_current_level" */
     PyObject *dtypes, *made;   /* a set, and a dict by dlb_dtype_key */
     uint64_t plain, inference; /* words of tensors of the CPU */
     uint64_t thread_included, thread_excluded; /* words of a thread without modes */
+    uint64_t inference_included, inference_excluded; /* and in inference mode */
 } torch;
 
 enum { REPR, REQUIRES_GRAD, DTYPE, STORAGE, NBYTES, OFFSET, LEVEL, NAMES };
@@ -62,9 +64,9 @@ static int read_word(PyObject *keys, uint64_t *word) {
     return number == NULL || (*word == UINT64_MAX && PyErr_Occurred()) ? -1 : 0;
 }
 
-static int has_word(PyObject *keys, uint64_t wanted, uint64_t ignored) {
+static int has_word(PyObject *keys, uint64_t wanted) {
     uint64_t word;
-    return read_word(keys, &word) < 0 ? -1 : ((word ^ wanted) & ~ignored) == 0;
+    return read_word(keys, &word) < 0 ? -1 : word == wanted;
 }
 
 static int64_t query_number(PyObject *x, PyObject *name) {
@@ -92,16 +94,25 @@ static int has_no_function_modes(void) {
     return is_none == 0 ? dlb_torch_has_device_modes_only() : is_none;
 }
 
+/* Those of a thread without modes, or in inference mode. */
+static int has_usual_keys(uint64_t ignored) {
+    uint64_t included, excluded;
+    if (read_word(PyObject_CallNoArgs(torch.included), &included) < 0 ||
+        read_word(PyObject_CallNoArgs(torch.excluded), &excluded) < 0)
+        return -1;
+    excluded |= ignored;
+    return (included == torch.thread_included &&
+            excluded == (torch.thread_excluded | ignored)) ||
+           (included == torch.inference_included &&
+            excluded == (torch.inference_excluded | ignored));
+}
+
 int dlb_torch_query_thread(bool casts) {
     int is_plain = torch.may_call;
     if (is_plain == 1 && dlb_torch_has_functions())
         return dlb_torch_has_no_modes(casts) ? has_no_forward_level() : 0;
     if (is_plain == 1)
-        is_plain =
-            has_word(PyObject_CallNoArgs(torch.included), torch.thread_included, 0);
-    if (is_plain == 1)
-        is_plain = has_word(PyObject_CallNoArgs(torch.excluded), torch.thread_excluded,
-                            dlb_torch_autocast(casts));
+        is_plain = has_usual_keys(dlb_torch_autocast(casts));
     if (is_plain == 1)
         is_plain = has_no_function_modes();
     if (is_plain == 1)
@@ -190,7 +201,13 @@ int dlb_torch_query_ordinary(PyObject *x) {
         const void *impl = dlb_torch_query_impl(x);
         return impl ? dlb_torch_is_usual(impl) : -1;
     }
-    int is_plain = has_word(PyObject_CallOneArg(torch.keys, x), torch.plain, 0);
+    uint64_t word;
+    if (read_word(PyObject_CallOneArg(torch.keys, x), &word) < 0)
+        return -1;
+    int is_plain = word == torch.plain;
+    if (word == torch.inference)
+        is_plain = dlb_torch_is_result(PyObject_CallNoArgs(torch.is_inference_enabled),
+                                       Py_True);
     if (is_plain != 1)
         return is_plain;
     int needs_none =
@@ -301,10 +318,13 @@ PyObject *dlb_torch_query_empty(int32_t ndim, const int64_t *shape, DLDataType d
 int dlb_torch_query_version(PyObject *x) {
     if (dlb_torch_has_functions()) {
         const void *impl = dlb_torch_query_impl(x);
-        if (impl != NULL)
+        if (impl != NULL && !dlb_internals.is_inference(&impl))
             dlb_internals.bump_version(&impl);
         return impl ? 0 : -1;
     }
+    int is_inference = has_word(PyObject_CallOneArg(torch.keys, x), torch.inference);
+    if (is_inference != 0) /* such tensors have no version */
+        return is_inference < 0 ? -1 : 0;
     PyObject *result = PyObject_CallOneArg(torch.increment_version, x);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
@@ -348,26 +368,37 @@ static int keep_dtypes(PyObject *by_triple) {
     return status;
 }
 
-/* torch_queries(types, table, functions, forward_levels, dtypes, made, samples):
+/* torch_queries(types, table, functions, forward_levels, dtypes, made, samples, words):
  * the functions to query, and a plain tensor and one of inference mode to learn from,
- * in a thread without modes. */
+ * in a thread without modes; what is included and excluded in inference mode. */
 static PyObject *set_queries(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *tensor_type, *parameter_type, *capsule, *levels, *dtypes, *made;
-    PyObject *plain, *inference, *f[9];
+    PyObject *plain, *inference, *f[10];
+    unsigned long long included, excluded;
     PyObject **const places[] = {
-        &torch.keys,           &torch.included,    &torch.excluded,
-        &torch.function_modes, &torch.is_profiled, &torch.is_grad_enabled,
-        &torch.is_traced,      &torch.empty,       &torch.increment_version,
+        &torch.keys,
+        &torch.included,
+        &torch.excluded,
+        &torch.function_modes,
+        &torch.is_profiled,
+        &torch.is_grad_enabled,
+        &torch.is_traced,
+        &torch.empty,
+        &torch.increment_version,
+        &torch.is_inference_enabled,
     };
     torch.is_known = torch.may_call = false;
-    if (!PyArg_ParseTuple(args, "(OO)O(OOOOOOOOO)O!OO!(OO):torch_queries", &tensor_type,
-                          &parameter_type, &capsule, &f[0], &f[1], &f[2], &f[3], &f[4],
-                          &f[5], &f[6], &f[7], &f[8], &PyDict_Type, &levels, &dtypes,
-                          &PyDict_Type, &made, &plain, &inference) ||
+    if (!PyArg_ParseTuple(args, "(OO)O(OOOOOOOOOO)O!OO!(OO)(KK):torch_queries",
+                          &tensor_type, &parameter_type, &capsule, &f[0], &f[1], &f[2],
+                          &f[3], &f[4], &f[5], &f[6], &f[7], &f[8], &f[9], &PyDict_Type,
+                          &levels, &dtypes, &PyDict_Type, &made, &plain, &inference,
+                          &included, &excluded) ||
         make_names() < 0 || read_table(capsule) < 0)
         return NULL;
-    for (int i = 0; i < 9; i++)
+    for (int i = 0; i < 10; i++)
         keep(places[i], f[i]);
+    torch.inference_included = included;
+    torch.inference_excluded = excluded;
     keep(&torch.tensor_type, tensor_type);
     keep(&torch.parameter_type, parameter_type);
     keep(&torch.forward_levels, levels);

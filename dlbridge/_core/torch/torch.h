@@ -178,6 +178,8 @@ bool dlb_torch_has_device_modes_only(void);
 /* The same by functions alone, once libc10 was found: whether it is the default. */
 bool dlb_torch_find_thread(const char *c10_path);
 bool dlb_torch_has_no_modes(bool casts);
+/* Called under torch.inference_mode: whether the thread shows that. */
+bool dlb_torch_learn_inference(void);
 /* Whether torch.jit traces in this thread; -1 with an exception. */
 int dlb_torch_is_traced(void);
 /* torch.Tensor or torch.nn.Parameter, no other subclass. */

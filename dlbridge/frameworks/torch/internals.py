@@ -436,6 +436,8 @@ def _try_functions(torch: Any) -> bool:
     try:
         if not native.torch_functions_open(_library("torch_cpu"), _library("c10"), x):
             return False
+        with torch.inference_mode():
+            native.torch_functions_learn()
         return (
             _tells_apart(torch, x)
             and _stops_levels(torch)
@@ -477,6 +479,8 @@ def _counts_and_reaches(torch: Any) -> bool:
         return False
     before = x._version
     native.torch_query_wrote(x)
+    with torch.inference_mode():
+        native.torch_query_wrote(torch.ones(2, device="cpu"))  # which has no version
     narrow = torch.empty(4, dtype=torch.uint8, device="cpu")
     others = [narrow.view(torch.uint4)] if hasattr(torch, "uint4") else []
     others += [x, x[4:]]
@@ -489,6 +493,7 @@ def _query(torch: Any) -> bool:
     own_dtypes = dtypes(torch)
     with torch.inference_mode():
         inside = torch.ones(2, device="cpu")
+        thread = own._dispatch_tls_local_include_set(), own._dispatch_tls_local_exclude_set()
     return native.torch_queries(
         (torch.Tensor, torch.nn.Parameter),
         getattr(torch.Tensor, protocol.TABLE, None),  # torch before 2.10 has none
@@ -502,20 +507,25 @@ def _query(torch: Any) -> bool:
             own._get_tracing_state,
             torch.empty,
             getattr(torch.autograd.graph, "increment_version", None),  # old torch has none
+            torch.is_inference_mode_enabled,
         ),
         vars(torch.autograd.forward_ad),
         frozenset(own_dtypes),
         {DType(dtype).triple: dtype for dtype in own_dtypes},
         (torch.ones(2, device="cpu"), inside),
+        (thread[0].raw_repr(), thread[1].raw_repr()),
     )
 
 
 def _stops_levels(torch: Any) -> bool:
-    """Try the modes in which queries refuse, where the guard knows better."""
+    """Try inference mode, and one in which queries refuse, where the guard knows better."""
     x, allows = torch.ones(4, device="cpu"), native.torch_direct_allows
     with torch.inference_mode():
-        if allows(x) or allows(torch.ones(2, device="cpu")):
+        inside = torch.ones(2, device="cpu")
+        if not (allows(x) and allows(inside)):
             return False
+    if allows(inside):
+        return False
     with torch.autograd.forward_ad.dual_level():
         if allows(x):
             return False
