@@ -222,10 +222,10 @@ class Model(Protocol):
 def fixed(value: Any) -> tuple[Any, Any]:
     """Return the pair that stands for an argument that is not an array, in `static` and in keys.
 
-    Equal pairs are of the same value: 1, 1.0 and True differ, and 0.0 and -0.0 do. All NaNs are one.
+    Equal pairs are of the same value: 1, 1.0 and True differ, and 0.0 and -0.0; NaNs are one value.
     """
     kind: Any = type(value)
-    if kind is float and value != value:
+    if kind is float and math.isnan(value):
         value = math.nan
     if kind in (float, complex):
         kind = kind, repr(value)
