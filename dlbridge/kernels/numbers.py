@@ -17,7 +17,7 @@ returns it, also where it writes its other results into `out`, and so does one o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import Signature
 from typing import TYPE_CHECKING, Any
 
@@ -200,7 +200,7 @@ def _returning_tensors(
 
     def call(*tensors: Any, **given: Any) -> Any:
         found = function(*tensors, **given)
-        like = next((each for each in in_row(tensors) if each is not None), None)
+        like = _first(tensors)
         results = []
         several = _several(schema, found, len(makers))
         for result, make, value in zip(schema.results, makers, several, strict=True):
@@ -235,6 +235,16 @@ def _returning_tensors(
         if has_out and not takes_out:
             called.__signature__ = _without_out(signature, schema)  # type: ignore[attr-defined]
     return called
+
+
+def _first(tensors: Sequence[Any]) -> Any:
+    """Return the first tensor of a call, or None; older dynamo traces no generators."""
+    for value in tensors:
+        if isinstance(value, (list, tuple)):
+            value = value[0] if value else None
+        if value is not None:
+            return value
+    return None
 
 
 def _without_out(signature: Signature, schema: Schema) -> Signature:

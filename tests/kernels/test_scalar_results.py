@@ -536,9 +536,10 @@ def test_torch_compiles_one_program_for_all_numbers(
         return y + k, m, is_any
 
     function = torch.compile(scaled, fullgraph=True, backend=backend)
-    for values in (X, -X, np.zeros(4, "f4")):
-        x = torch.tensor(values)
-        assert given(function(x)) == given(scaled(x))
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for values in (X, -X, np.zeros(4, "f4")):
+            x = torch.tensor(values)
+            assert given(function(x)) == given(scaled(x))
 
 
 def test_the_next_kernel_that_is_compiled_has_its_numbers_in_other_places(framework: Any) -> None:
@@ -551,7 +552,8 @@ def test_the_next_kernel_that_is_compiled_has_its_numbers_in_other_places(framew
     ):
         kernel = dlbridge.wrap(value, f"scalar::next(x: f32[n]) -> {schema}", abi="python:numpy")
         function = torch.compile(lambda x, k=kernel: k(x), fullgraph=True, backend="aot_eager")
-        assert given(function(torch.tensor(X))) == given(kernel(X))
+        with torch._dynamo.config.patch(capture_scalar_outputs=True):
+            assert given(function(torch.tensor(X))) == given(kernel(X))
 
 
 def test_torch_computes_on_with_an_int_as_a_size(count: dlbridge.Kernel, framework: Any) -> None:
@@ -559,7 +561,7 @@ def test_torch_computes_on_with_an_int_as_a_size(count: dlbridge.Kernel, framewo
 
     def head(x: Any) -> Any:
         k = count(x)
-        torch._check(k >= 0)
+        torch._check_is_size(k)  # older torch needs more than k >= 0
         torch._check(k <= x.shape[0])
         return x.sort(descending=True).values.narrow(0, 0, k)
 
@@ -823,7 +825,8 @@ def test_nodes_of_onnxruntime_have_tensors(count: dlbridge.Kernel, framework: An
     assert (found.shape, int(found)) == ((), 2)
 
 
-def test_graphs_have_tensors(count: dlbridge.Kernel) -> None:
+def test_graphs_have_tensors(count: dlbridge.Kernel, framework: Any) -> None:
+    framework("array_api_compat")
     from dlbridge import graph
 
     with graph.Graph().as_default():
