@@ -122,9 +122,9 @@ for _constant in (rank, size):  # torch.compile runs them, and what they return 
 # not agreed on, goes on here.
 
 
-def _going_on(function: Any, **more: Any) -> Callable[..., Request]:
+def _going_on(function: Any) -> Callable[..., Request]:
     """Return what goes on with a call, as a function does with its state."""
-    return lambda comm, state, *given: function(comm, *given, **more, state=state)
+    return lambda comm, state, *given: function(comm, *given, state=state)
 
 
 GOING_ON.update(
@@ -139,7 +139,7 @@ GOING_ON.update(
     allreduce=_going_on(collectives.iallreduce),
     tree=buckets.go_on,
     itree=lambda comm, state, name: begin(name, buckets.go_on, comm, state),
-    reduce=_going_on(collectives.ireduce, out=None),
+    reduce=_going_on(collectives.ireduce),
     reduce_scatter=_going_on(collectives.ireduce_scatter),
     allgather=_going_on(collectives.iallgather),
     alltoall=_going_on(collectives.ialltoall),
@@ -434,10 +434,9 @@ def ireduce(
     x: Any, op: str = "sum", root: int = 0, *, out: Any = None, comm: Any = None
 ) -> Request:
     """Begin a reduce; see `reduce`."""
-    if out is None:
-        made = (_ireduce if comm is None else call_of(comm, "ireduce"))(x, op, root)
-        if made is not False:
-            return cast("Request", made)
+    made = (_ireduce if comm is None else call_of(comm, "ireduce"))(x, op, root, out)
+    if made is not False:
+        return cast("Request", made)
     return begin("ireduce", collectives.ireduce, comm, x, op, root, out)
 
 
@@ -454,10 +453,9 @@ def reduce(
 
     The arguments are those of `allreduce`; `out` is of use on the root alone.
     """
-    if out is None:
-        result = (_reduce if comm is None else call_of(comm, "reduce"))(x, op, root, timeout)
-        if result is not False:
-            return result
+    result = (_reduce if comm is None else call_of(comm, "reduce"))(x, op, root, out, timeout)
+    if result is not False:
+        return result
     limit = in_time("reduce", comm, timeout)
     return collectives.ireduce(comm, x, op, root, out).wait_or_cancel(limit)
 

@@ -195,7 +195,7 @@ def means_by_c() -> None:
             assert QUICK.allreduce(out, "mean", out) is out
             check(out, mean)
             for call in (QUICK.reduce, lambda *given: QUICK.ireduce(*given).wait()):
-                got = call(x, "mean", size - 1)
+                got = call(x, "mean", size - 1, None)
                 assert got is not False
                 check(mean if got is None and rank < size - 1 else got, mean)
             own = mean.reshape(size, -1)[rank]
@@ -1142,7 +1142,7 @@ def quick_calls() -> None:
                 got = way()
                 assert np.array_equal(got, wanted), (calls.index((quick, slow)), got, wanted)
     assert QUICK.allreduce(x, "sum", None) is not False
-    assert QUICK.reduce(x, "sum", 1) is not False
+    assert QUICK.reduce(x, "sum", 1, None) is not False
     assert QUICK.bcast(x, 1, "numpy", None) is not False
     assert QUICK.allgather(x, None, "allgather") is not False
     assert QUICK.alltoall(rows, None, "alltoall") is not False
@@ -1214,11 +1214,11 @@ def quick_calls() -> None:
             assert QUICK.alltoall(rows, odd, "alltoall") is False
         assert QUICK.alltoall(rows, None, "alltoall") is not False
         assert QUICK.allgather(rows, None, "allgather") is not False
-    assert QUICK.reduce(np.ones(200_000), "sum", 1) is False
+    assert QUICK.reduce(np.ones(200_000), "sum", 1, None) is False
     assert (
         QUICK.allreduce(x, "avg", None)
         is QUICK.allreduce(x, [], None)
-        is QUICK.reduce(x, 1, 1)
+        is QUICK.reduce(x, 1, 1, None)
         is False
     )
     assert QUICK.bcast(x, True, "numpy", None) is False
@@ -1407,6 +1407,9 @@ def collectives_begun_by_c() -> None:
     requests += [mpi.iscatter(rows if rank == 0 else None, out=into[4])]
     last = size - 1
     requests += [mpi.igather(rows, last, out=np.zeros_like(every) if rank == last else None)]
+    reduced = [rows.copy(), rows[:, :7].copy()]
+    for each in reduced:  # in place on the root; others may give what is not written
+        requests.append(mpi.ireduce(each, "sum", last, out=each))
     assert all(each._is_begun for each in requests)
     results = mpi.waitall(requests)
     for got, at, wanted in zip(
@@ -1414,7 +1417,13 @@ def collectives_begun_by_c() -> None:
     ):
         assert got is at
         check(got, wanted)
-    assert is_equal(results[-1], every if rank == last else None)
+    assert is_equal(results[-3], every if rank == last else None)
+    for each, got in zip(reduced, results[-2:], strict=True):
+        assert got is (each if rank == last else None)
+        width = each.shape[1]
+        check(each, (sum(every) if rank == last else rows)[:, :width])
+        got = mpi.reduce(rows[:, :width], "max", last, out=each if rank == last else None)
+        assert is_equal(got, every[-1][:, :width] if rank == last else None)
     for count in (1, 100, 40_000):  # the root writes its own, too, also where both overlap
         whole = np.zeros(size * count + 2)
         sent, got = whole[:-2], whole[2:] if rank == last else np.zeros(size * count)
@@ -1710,7 +1719,7 @@ def large_reductions() -> None:
     for i in reversed(range(6)):
         check(requests[i].wait(), np.full(3000 + i, float(i * size)))
     assert QUICK.allreduce(np.ones(3000), "sum", None) is not False
-    total = QUICK.reduce(np.ones(3000), "sum", 0)
+    total = QUICK.reduce(np.ones(3000), "sum", 0, None)
     assert total is None if rank else total.tolist() == [size] * 3000
     for late in range(size):  # a wait that is too long for C goes on in Python
         for way in (

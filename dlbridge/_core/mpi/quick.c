@@ -260,7 +260,7 @@ static bool set_timeout(caller *by, PyObject *timeout) {
     }
 #define OPEN(name, wanted) OPEN_WITH(name, quick_##name, wanted)
 OPEN(allreduce, 3)
-OPEN(reduce, 3)
+OPEN(reduce, 4)
 OPEN(reduce_scatter, 4)
 OPEN(allgather, 3)
 OPEN(alltoall, 3)
@@ -269,7 +269,7 @@ OPEN(gather, 4)
 OPEN(scatter, 5)
 OPEN(barrier, 1)
 OPEN(iallreduce, 3)
-OPEN(ireduce, 3)
+OPEN(ireduce, 4)
 OPEN(ireduce_scatter, 4)
 OPEN(iallgather, 3)
 OPEN(ialltoall, 3)
@@ -291,7 +291,7 @@ OPEN_WITH(sendrecv, dlb_sendrecv, 7)
 
 static PyMethodDef quick_methods[] = {
     CALL(allreduce, "x, op, out, timeout=None"),
-    CALL(reduce, "x, op, root, timeout=None"),
+    CALL(reduce, "x, op, root, out, timeout=None"),
     CALL(reduce_scatter, "x, op, out, key, timeout=None"),
     CALL(allgather, "x, out, key, timeout=None"),
     CALL(alltoall, "x, out, key, timeout=None"),
@@ -300,7 +300,7 @@ static PyMethodDef quick_methods[] = {
     CALL(scatter, "x, root, to, out, key, timeout=None"),
     CALL(barrier, "key, timeout=None"),
     CALL(iallreduce, "x, op, out"),
-    CALL(ireduce, "x, op, root"),
+    CALL(ireduce, "x, op, root, out"),
     CALL(ireduce_scatter, "x, op, out, key"),
     CALL(iallgather, "x, out, key"),
     CALL(ialltoall, "x, out, key"),

@@ -105,14 +105,15 @@ int dlb_begin_allreduce(call *self, const quick *of, dlb_peers *over,
 }
 
 int dlb_begin_reduce(call *self, const quick *of, dlb_peers *over,
-                     PyObject *const *args) { /* x, op, root */
+                     PyObject *const *args) { /* x, op, root, out */
     int root = dlb_read_root(over, args[2]);
     if (!PyUnicode_CheckExact(args[1]) || root < 0)
         return 0;
-    dlb_call_keep(self, args, 3);
-    share gets = root == over->rank ? WHOLE : NOTHING;
+    dlb_call_keep(self, args, 4);
+    bool is_root = root == over->rank;
     return begin_reduction(self, of, over, PyTuple_Pack(2, args[1], args[2]),
-                           DLB_REDUCED_MOST, gets, args[0], Py_None);
+                           DLB_REDUCED_MOST, is_root ? WHOLE : NOTHING, args[0],
+                           is_root ? args[3] : Py_None);
 }
 
 int dlb_begin_reduce_scatter(call *self, const quick *of, dlb_peers *over,
