@@ -286,8 +286,10 @@ def _trace(function: Callable[..., Any], forms: Sequence[Form]) -> Any:
 
 
 def _call(concrete: Any, operands: Sequence[Any]) -> Any:
+    """Return the results, without binding the operands, which are as traced, to a signature."""
+    function = concrete.inference_fn
     with tf.init_scope():  # the caller may be tracing a graph or recording a tape
-        return concrete(*operands)
+        return function.call_flat(*operands, *concrete.captured_inputs)
 
 
 def _sources(state: State, operands: Sequence[Any]) -> list[Any]:
