@@ -8,6 +8,7 @@ import math
 import pickle
 import shutil
 import subprocess
+import sys
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -896,3 +897,36 @@ def test_check_kernel(count: dlbridge.Kernel) -> None:
 def test_check_kernel_finds_a_wrong_number(count: dlbridge.Kernel) -> None:
     with pytest.raises(AssertionError, match=r"numpy\.values"):
         check_kernel(count, lambda x, above: 77, frameworks=["numpy"])
+
+
+PROGRAM = """
+import sys
+import numpy as np
+import torch
+import dlbridge
+
+count = dlbridge.wrap(
+    lambda x: (2 * x, int((x > 0.5).sum()), float(x.mean())),
+    "scalar_saved::count(x: f32[n]) -> (f32[n], int, float)",
+    abi="python:numpy",
+)
+x = torch.tensor([0.25, 0.75, 1.0, 0.5])
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return count(x)
+
+if sys.argv[1] == "save":
+    torch.export.save(torch.export.export(Module(), (x,)), sys.argv[2])
+else:
+    y, k, mean = torch.export.load(sys.argv[2]).module()(x)
+    assert (y.tolist(), k, mean) == ([0.5, 1.5, 2.0, 1.0], 2, 0.625)
+"""
+
+
+@pytest.mark.full
+def test_another_process_loads_a_program_with_numbers(tmp_path: Path, framework: Any) -> None:
+    framework("torch")
+    for what in ("save", "load"):
+        command = [sys.executable, "-c", PROGRAM, what, str(tmp_path / "program.pt2")]
+        subprocess.run(command, check=True, timeout=300)
