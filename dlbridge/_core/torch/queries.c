@@ -469,7 +469,8 @@ PyMethodDef dlb_torch_query_functions[] = {
      "torch_query_wrote($module, tensor, /)\n--\n\nCount one more version of it."},
     {"torch_queries", set_queries, METH_VARARGS,
      "torch_queries($module, types, table, functions, forward_levels, dtypes, made, "
-     "samples, /)\n--\n\nSet the functions that queries call, and learn the keys of "
+     "samples, words, /)\n--\n\nSet the functions that queries call, and learn the "
+     "keys of "
      "plain tensors and threads."},
     {"torch_queries_close", close_queries, METH_O,
      "torch_queries_close($module, calls, /)\n--\n\nCall no kernel by queries of "
