@@ -29,6 +29,7 @@ from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import binding, gradients
+from dlbridge.kernels.gradients import Rule
 from dlbridge.kernels.kinds import Function, read_signature
 from dlbridge.kernels.schema import Arguments, Result, Schema
 from dlbridge.signals import not_from_handler
@@ -83,9 +84,23 @@ class Numbers:
                 platform: _tensor_function(function, self.schema)
                 for platform, function in whole.functions.items()
             },
+            jvp=_tensor_jvp(whole),
             outer=whole,
         )
         return type(whole)(recipe)
+
+    def check(self) -> None:
+        """Refuse what no kernel of numbers can do.
+
+        Raises:
+            ArgumentError: a batch would be one call, which returns one number.
+        """
+        if self.whole.batch == "broadcast":
+            name = self.results[0][1].name
+            raise ArgumentError(
+                f"{self.schema.qualified}: batch='broadcast' cannot be where {name!r} is a number, "
+                "which is one for a whole batch"
+            )
 
     # ---- calls ---------------------------------------------------------------------------------
 
@@ -168,6 +183,21 @@ def names_of(kernel: Kernel) -> dict[str, str]:
     if outer is None:
         return {}
     return {result.name: result.number for _, result in outer.numbers.results}
+
+
+def _tensor_jvp(whole: Kernel) -> Any:
+    """Return the jvp of `tensors`, by that of the kernel, which gives no tangents of numbers."""
+    made = None if isinstance(whole.jvp, str) else gradients.make_jvp(whole)
+    if made is None:
+        return whole.jvp
+    results, rule, collect = made.schema.results, made.rule, made.collect
+
+    def call(*values: Any) -> dict[str, Any]:
+        found = collect(rule(dict(zip(rule.names, values, strict=True))))
+        pairs = zip(results, found, strict=True)
+        return {result.name: each for result, each in pairs if each is not None}
+
+    return Rule(rule.names, len(rule.names), call)
 
 
 # ---- functions -----------------------------------------------------------------------------------

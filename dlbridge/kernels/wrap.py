@@ -267,6 +267,7 @@ def _check(kernel: Kernel) -> None:
     if kernel.schema is not None and kernel.sharding:
         sharding_rules.check_names(kernel.schema, kernel.sharding)
     if kernel.numbers is not None:
+        kernel.numbers.check()
         _check(kernel.tensors)
     if kernel.lists is not None:
         kernel.lists.check(wrap)

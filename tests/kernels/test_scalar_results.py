@@ -718,6 +718,29 @@ def test_a_vjp_gets_a_number_as_a_tensor_and_no_cotangent_of_it(framework: Any) 
         dlbridge.wrap(scale, "scalar::s(x: f64[n]) -> float", abi="python:numpy", vjp=scale)
 
 
+def test_forward_mode_moves_the_tensors_alone(everything: dlbridge.Kernel, framework: Any) -> None:
+    torch, jax = framework("torch"), framework("jax")
+    by_jvp = dlbridge.wrap(
+        lambda x: (2 * x, 3.0),
+        "scalar::forward(x: f32[n]) -> (y: f32[n], by: float)",
+        abi="python:numpy",
+        jvp=lambda tangent_x: 2 * tangent_x,
+    )
+    for kernel in (by_jvp, everything):  # or by the transpose of the vjp
+        _, moved = torch.func.jvp(
+            lambda x, kernel=kernel: kernel(x)[0], (torch.tensor(X),), (torch.ones(4),)
+        )
+        assert moved.tolist() == [2] * 4
+    x = jax.numpy.asarray(X)
+    for transformed in (lambda f: f, jax.jit):
+        function = transformed(lambda x: jax.jvp(lambda x: by_jvp(x)[0], (x,), (x,))[1])
+        assert function(x).tolist() == (2 * X).tolist()
+    with pytest.raises(ArgumentError, match="batch='broadcast' cannot be where 'out' is a number"):
+        dlbridge.wrap(
+            lambda x: 3, "scalar::b(x: f32[..., n]) -> int", abi="python:numpy", batch="broadcast"
+        )
+
+
 @pytest.mark.parametrize("name", ["torch", "jax"])
 def test_a_function_of_the_framework_itself_is_differentiated_by_it(
     name: str, framework: Any

@@ -1114,10 +1114,16 @@ def _transposed(ctx: Any, saved: Sequence[Any], tangents: Sequence[Any]) -> Any:
 
 def _new_variable(shape: Any, dtype: DType, tangents: Sequence[Any]) -> Any:
     """Return a cotangent of such a result; None where it can have none."""
+    made = _zeros(shape, dtype, tangents)
+    return None if made is None else made.requires_grad_()
+
+
+def _zeros(shape: Any, dtype: DType, tangents: Sequence[Any]) -> Any:
+    """Return the tangent of a result that does not move; None where it can have none."""
     if not (dtype.is_floating or dtype.is_complex):
         return None
     like = next(each for each in tangents if each is not None)
-    return torch.zeros(shape, dtype=dtype.to("torch"), device=like.device).requires_grad_()
+    return torch.zeros(shape, dtype=dtype.to("torch"), device=like.device)
 
 
 def _tangents(ctx: Any, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -1129,7 +1135,13 @@ def _tangents(ctx: Any, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     ]
     found = tuple(ctx.jvp(primals, ctx.call.scalars, given))
     refuse_foreign(ctx.call.kernel.name, "jvp", found)
-    return found if len(found) > 1 else found[0]
+    results = tuple(
+        [  # torch asserts that a floating result has a tangent
+            _zeros(shape, dtype, given) if one is None else one
+            for one, (shape, dtype) in zip(found, ctx.made, strict=True)
+        ]
+    )
+    return results if len(results) > 1 else results[0]
 
 
 def refuse_foreign(name: str, word: str, found: Sequence[Any]) -> None:
