@@ -385,3 +385,15 @@ def test_a_kernel_whose_name_was_taken_goes_on(torch, ops, xy) -> None:
     with pytest.raises(dlbridge.KernelError, match="it has no gradient"):
         second(x, y).sum().backward()
     assert torch.equal(torch.func.grad(lambda x: first(x, y).sum())(x.detach()), y)
+
+
+def test_a_function_of_torch_that_needs_out_compiles(torch, compile_) -> None:
+    def twice(x, out):
+        out.copy_(2 * x)
+
+    kernel = dlbridge.wrap(twice, "compiled_out::twice(x: f32[n]) -> f32[n]", abi="python:torch")
+    x = torch.arange(3.0)
+    assert torch.equal(compile_(lambda x: kernel(x) + 1)(x), 2 * x + 1)
+    out = torch.zeros(3)
+    compile_(lambda x, out: kernel(x, out=out))(x, out)
+    assert torch.equal(out, 2 * x)

@@ -434,3 +434,16 @@ def test_results_that_are_integers_have_no_tangent(torch) -> None:
     )
     tangents = torch.vmap(lambda t: torch.func.jvp(function, (x,), (t,))[1])(torch.eye(3))
     assert tangents.tolist() == torch.diag(4 * x).tolist()
+
+
+def test_a_jvp_may_leave_out_the_tangent_of_a_floating_result(framework) -> None:
+    torch = framework("torch")
+    kernel = dlbridge.wrap(
+        lambda x: (2 * x, 0 * x),
+        "left_out::twice(x: f32[n]) -> (y: f32[n], z: f32[n])",
+        abi="python:numpy",
+        jvp=lambda tangent_x: {"y": 2 * tangent_x},
+    )
+    x = torch.arange(3.0)
+    _, moved = torch.func.jvp(kernel, (x,), (torch.ones(3),))
+    assert [each.tolist() for each in moved] == [[2, 2, 2], [0, 0, 0]]
