@@ -357,7 +357,7 @@ def recorded(kernel: Kernel) -> str:
     if not kernel.is_recorded:
         if kernel.whole is not None and kernel.flat is not None:
             _give_key(kernel, write_key(recorded(kernel.whole), kernel.flat.lengths))
-        elif kernel.whole is not None:
+        elif kernel.whole is not None and kernel.whole.bounded is kernel:
             _give_key(kernel, recorded(kernel.whole) + SUFFIX)
         elif kernel.recipe.outer is not None and kernel.recipe.outer.tensors is kernel:
             _give_key(kernel, recorded(kernel.recipe.outer) + OF_TENSORS)

@@ -23,6 +23,7 @@ from dlbridge.errors import (
     KernelError,
     UnsupportedTypeError,
 )
+from dlbridge.kernels.kernel import recorded, serving
 from dlbridge.kernels.schema import Described, Schema
 from dlbridge.testing import check_kernel
 
@@ -274,6 +275,16 @@ def test_new_values_of_what_it_writes_come_after_the_results(
 ) -> None:
     found = repeat(tensor(framework, [4]), tensor(framework, [1, 2]))
     assert numbers(found) == [[1, 1, 2, 2], [5]]
+
+
+def test_bounded_may_be_wrapped_again(compiled: Any) -> None:
+    """The other kernel has a key of its own: programs of the first call the first."""
+    abi = "void(const float *x, int64_t n, float *out, int64_t *k)"
+    less = dlbridge.compile_c(SOURCE, "less", "sized::less_again(x: f32[n]) -> f32[k<=n]", abi=abi)
+    again = dlbridge.wrap(less.bounded, vjp=lambda x, grad_out: x * 0)
+    assert recorded(again) != recorded(less.bounded)
+    assert serving(recorded(less.bounded)) is less.bounded
+    assert serving(recorded(again)) is again
 
 
 def test_there_is_no_out_but_that_of_bounded(keep: dlbridge.Kernel) -> None:
