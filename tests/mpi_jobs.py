@@ -62,6 +62,7 @@ WHOLE_PROGRAMS = (  # of tests/mpi/whole_programs.py
     "sharded_optimizer",
     "transform_in_two_dimensions",
     "spmd_graph",
+    "random_calls",
 )
 
 

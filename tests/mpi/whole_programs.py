@@ -6,6 +6,7 @@ are late and interrupted, over a link that is cut for a while, and with a rank t
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -15,15 +16,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from measuring import pause, say_where_on_request
+from mpi4py import MPI
 
 import dlbridge.graph as tf
 from dlbridge import mpi
+from dlbridge.errors import MPITimeoutError
 
 RANK, SIZE = mpi.rank(), mpi.size()
 
@@ -186,6 +189,87 @@ def spmd_graph() -> None:
             session.run(start)
             for step in range(1, 5):
                 assert session.run(add) == step * SIZE * (SIZE + 1)
+
+
+def random_calls() -> None:
+    """Collectives of tensors and trees, waited for or begun, on communicators that come and go."""
+    draw, own = random.Random(next(SEEDS)), random.Random(RANK)
+    parity = sorted(range(RANK % 2, SIZE, 2), reverse=True)
+    world = MPI.COMM_WORLD
+    made = [(world.Dup(), range(SIZE)), (world.Split(RANK % 2, -RANK), parity)]
+    begun: list[tuple[Any, Any]] = []
+    for _ in range(40):
+        comm, members = draw.choice([(world, range(SIZE)), *made])
+        call, kind, salt = draw.choice(CALLS), draw.choice(KINDS), draw.random()
+        sizes = [draw.choice([0, 1, 100, 3000, 40_000]) for _ in range(draw.choice([1, 2, 5]))]
+        number = draw.randrange(SIZE)
+        trees = [tree_of(kind, sizes, salt + rank) for rank in members]
+        own_place, root = members.index(RANK), number % len(members)
+        arguments = trees[own_place], *([] if call == "allreduce" else [root])
+        wanted = {
+            "allreduce": lambda trees=trees: together(sum, trees),
+            "bcast": lambda trees=trees, root=root: trees[root],
+            "gather": lambda trees=trees: together(np.stack, trees),
+        }[call]()
+        if call == "gather" and root != own_place:
+            wanted = None
+        if draw.random() < 0.4:
+            same(getattr(mpi, call)(*arguments, comm=comm), wanted)
+        else:
+            begun.append((getattr(mpi, f"i{call}")(*arguments, comm=comm), wanted))
+        if len(begun) == 8:
+            finish(begun, own)
+    finish(begun, own)
+    for comm, _ in made:
+        comm.Free()
+
+
+CALLS, KINDS = ("allreduce", "bcast", "gather"), ("tensor", "list", "dict")
+SEEDS = itertools.count()  # of the same programs on all ranks
+
+
+def tree_of(kind: str, sizes: list[int], start: float) -> Any:
+    arrays = [np.arange(size) + start for size in sizes]
+    return {
+        "tensor": arrays[0],
+        "list": arrays,
+        "dict": {"first": arrays[0], "rest": {"arrays": arrays[1:], "name": "x"}},
+    }[kind]
+
+
+def together(combine: Callable[[list[Any]], Any], trees: list[Any]) -> Any:
+    """Return a tree of what `combine` makes of the arrays at each place."""
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: together(combine, [tree[key] for tree in trees]) for key in first}
+    if isinstance(first, list):
+        return [together(combine, list(each)) for each in zip(*trees, strict=True)]
+    return first if isinstance(first, str) else combine(trees)
+
+
+def same(got: Any, wanted: Any) -> None:
+    if isinstance(wanted, dict):
+        assert list(got) == list(wanted)
+        got, wanted = list(got.values()), list(wanted.values())
+    if isinstance(wanted, list):
+        for pair in zip(got, wanted, strict=True):
+            same(*pair)
+    elif isinstance(wanted, np.ndarray):
+        near(got, wanted)
+    else:
+        assert got == wanted
+
+
+def finish(begun: list[tuple[Any, Any]], own: random.Random) -> None:
+    """Wait for calls in an order of this rank's own, and several times for some."""
+    own.shuffle(begun)
+    for request, wanted in begun:
+        found: list[Any] = []
+        while not found:
+            with suppress(MPITimeoutError):
+                found.append(request.wait(timeout=own.choice([0, 0.001, 60])))
+        same(found[0], wanted)
+    begun.clear()
 
 
 # ---- disturbances --------------------------------------------------------------------------------
