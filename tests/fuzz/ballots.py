@@ -148,7 +148,7 @@ def _resume(begin: dict[str, Any], over: _Over, name: str, state: Any, *given: A
     if name == "barrier":
         return function(over, state)
     if name in ("bcast", "reduce"):
-        return function(over, *given, out=None, state=state)
+        return function(over, *given[:-1], out=given[-1], state=state)
     return function(over, *given, state=state)
 
 
@@ -210,7 +210,7 @@ class Fuzzer:
         out = source.choice((None, np.empty(shape.get(name, x.shape), np.float32), x))
         given = {
             "allreduce": (x, op, out),
-            "reduce": (x, op, root),
+            "reduce": (x, op, root, None),
             "reduce_scatter": (x, op, out, REDUCE_SCATTER),
             "allgather": (x, out, ALLGATHER),
             "alltoall": (x, out, ALLTOALL),

@@ -180,7 +180,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
 X = np.array([1, 2, 3, 4], np.float32)
 SAID = {  # the call, its arguments as ranks compare them, those for C, and the payload
     "allreduce": ("op='sum'", (X, "sum", None), lambda size: X.tobytes()),
-    "reduce": ("op='sum', root=2", (X, "sum", 2), lambda size: X.tobytes()),
+    "reduce": ("op='sum', root=2", (X, "sum", 2, None), lambda size: X.tobytes()),
     "allgather": ("", (X, None, ALLGATHER), lambda size: X.tobytes() * size),
     "bcast": (
         *("root=0", (X, 0, "numpy", None)),

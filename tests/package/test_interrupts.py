@@ -207,9 +207,20 @@ def test_switches_of_torchs_own_tests(by: str, framework: Any) -> None:
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_the_autocast_that_torch_is_tested_with(by: str, framework: Any) -> None:
     torch = framework("torch")
-    from dlbridge.frameworks.torch.internals import _cuda_autocast
+    from dlbridge.frameworks.torch.internals import _autocast
 
-    check(lambda: _cuda_autocast(torch), lambda: torch.is_autocast_enabled("cuda"), by)
+    check(lambda: _autocast(torch, "cuda"), lambda: torch.is_autocast_enabled("cuda"), by)
+
+
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_the_autocast_of_a_bridged_module(by: str, framework: Any) -> None:
+    torch = framework("torch")
+    from dlbridge.frameworks.torch.modules import _switched
+
+    def state() -> object:
+        return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    check(lambda: _switched([("cpu", torch.float16)]), state, by)
 
 
 # Each context manager in Python, and why it is not in a test of this file or of
@@ -220,8 +231,11 @@ MANAGERS = {
     "exchange/context.py": {"receipts": ""},
     "exchange/stream.py": {"Stream": "it enters nothing, and ends when it is dropped"},
     "exchange/trees.py": {"_inside": "its state ends with the walk"},
-    "frameworks/torch/internals.py": {"_switched": "", "_cuda_autocast": ""},
-    "frameworks/torch/modules.py": {"_seeded": "a lock, and what torch itself restores"},
+    "frameworks/torch/internals.py": {"_switched": "", "_autocast": ""},
+    "frameworks/torch/modules.py": {
+        "_seeded": "a lock, and what torch itself restores",
+        "_switched": "",
+    },
     "frameworks/torch/operators.py": {"grad_modes": ""},
     "graph/core/default_graph.py": {"name_scope": ""},
     "graph/core/scopes.py": {"Block": "", "DefaultBlock": ""},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -513,7 +513,7 @@ def _constructs(name: str) -> bool:
     """Return whether this JAX makes arrays of the dtype `name` of NumPy's, and they are right."""
     jax, array = sys.modules["jax"], np.ones(2, dtype.DType(name).numpy)
     try:
-        with _outside_of_traces(jax):
+        with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):  # as in `_sample`
             made = jax.numpy.array(array, copy=True)
             return bool(made.dtype.name == name and (np.asarray(made) == array).all())
     except not_from_handler(Exception):  # if anything fails, the dtype is not supported
@@ -568,17 +568,10 @@ def _devices() -> list[int]:
 
 
 def _sample() -> Any:
-    """Return a small array on the CPU; also where the first array is met inside of a trace."""
+    """Return a small array on the CPU; also inside of a trace, and under a transfer guard."""
     jax = sys.modules["jax"]
-    with _outside_of_traces(jax):
-        return jax.device_put(np.zeros(3, np.float32), _cpu())
-
-
-@contextmanager
-def _outside_of_traces(jax: Any) -> Iterator[None]:
-    """Let JAX compute at once, and make arrays of NumPy's, whatever is traced or forbidden."""
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        yield
+        return jax.device_put(np.zeros(3, np.float32), _cpu())
 
 
 @cache

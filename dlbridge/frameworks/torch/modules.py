@@ -7,7 +7,7 @@ for each signature, on fake tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -322,11 +322,27 @@ def _in_autocast(platforms: Sequence[str], wanted: _Autocast) -> AbstractContext
 
 @contextmanager
 def _switched(pairs: Sequence[Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for platform, dtype in pairs:
-            block = torch.autocast(platform, dtype=dtype, enabled=dtype is not None)
-            stack.enter_context(block)
-        yield
+    before = [
+        (platform, torch.is_autocast_enabled(platform), torch.get_autocast_dtype(platform))
+        for platform, _ in pairs
+    ]
+    try:
+        try:
+            with ExitStack() as stack:
+                for platform, dtype in pairs:
+                    block = torch.autocast(platform, dtype=dtype, enabled=dtype is not None)
+                    stack.enter_context(block)
+                yield
+        finally:  # torch.autocast does not do so if it is interrupted
+            _set_autocast(before)
+    finally:  # once more, for an interrupt of the first time
+        _set_autocast(before)
+
+
+def _set_autocast(states: Iterable[tuple[str, bool, torch.dtype]]) -> None:
+    for platform, is_enabled, dtype in states:
+        torch.set_autocast_enabled(platform, is_enabled)
+        torch.set_autocast_dtype(platform, dtype)
 
 
 class Derived(Derivable):
