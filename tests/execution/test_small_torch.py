@@ -231,7 +231,7 @@ def test_other_tensors_are_left_to_torch(name: str, torch: Any, loops: Any) -> N
 
 MODES: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "autocast": lambda torch: torch.autocast("cpu"),
-    "function mode": lambda torch: torch.device("meta"),
+    "function mode": lambda torch: torch.overrides.TorchFunctionMode(),
     "profiler": lambda torch: torch.profiler.profile(),
 }
 
@@ -242,6 +242,9 @@ def test_under_a_mode_torch_computes(name: str, torch: Any, loops: Any) -> None:
     with MODES[name](torch):
         assert not loops.takes(x, x)
     assert loops.takes(x, x)
+    with torch.device("meta"):  # where new tensors go, to which these are no matter
+        assert loops.takes(x, x)
+        assert loops(x, x).tolist() == [2, 2, 2]
 
 
 def test_a_derivative_goes_through_torch(torch: Any, loops: Any) -> None:

@@ -436,7 +436,7 @@ class Schema:
     @property
     def takes_out(self) -> bool:
         """Whether a call can be given `out`: all results are tensors of a size known before."""
-        return bool(self.results) and not (self.counts or self.numbers)
+        return len(self.results) > 0 and len(self.counts) + len(self.numbers) == 0
 
     # ---- a value -------------------------------------------------------------------------------
 
