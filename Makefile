@@ -145,7 +145,8 @@ TORCH_OLD ?= torch==2.6.0
 test-torch: .venv-torch/.ready
 	.venv-torch/bin/python -m pytest tests/peers/test_torch.py tests/kernels/test_torch_*.py \
 	    tests/kernels/test_lists_of_tensors.py tests/kernels/test_optional_results.py \
-	    tests/kernels/test_results_of_unknown_size.py tests/kernels/test_autocast.py tests/kernels/test_sharding.py \
+	    tests/kernels/test_results_of_unknown_size.py tests/kernels/test_scalar_results.py \
+	    tests/kernels/test_autocast.py tests/kernels/test_sharding.py \
 	    tests/exchange/test_lent_memory.py tests/package/test_fast_paths.py $(PYTEST_ARGS)
 
 # The frameworks of a GPU machine, as far as they run without a GPU: 6 GB, so that CI leaves it out.
