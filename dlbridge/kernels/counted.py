@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.kernels import binding, gradients
 from dlbridge.kernels.gradients import Rule, Vjp
+from dlbridge.kernels.inner import Inner
 from dlbridge.kernels.kinds import Function, read_signature
 from dlbridge.kernels.schema import Result, Schema, described
 from dlbridge.signals import not_from_handler
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SUFFIX = "__bounded"  # of the key of `bounded`; see also registry.c
 
 
-class Counted:
+class Counted(Inner):
     """The calls of a kernel that says extents of its results.
 
     Attributes:
@@ -51,7 +51,7 @@ class Counted:
     """
 
     def __init__(self, whole: Kernel) -> None:
-        self.whole = whole
+        super().__init__(whole)
         names = [str(dim.value) for dim in self.schema.counts]
         count = len(self.schema.results)
         self.places = [
@@ -61,25 +61,13 @@ class Counted:
         self.result_count = count + len(names)
         # What is said of the only result; None where there are several.
         self._only = names[0] if self.places == [1] and self.result_count == 2 else None
-        self._bounded: Kernel | None = None
         # Functions of torch that torch's tensors are given are not called by `bounded`.
         self._may_be_plain = all(each.framework != "torch" for each in whole.functions.values())
-        self._lock = registry.lock()
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of the kernel."""
-        assert self.whole.schema is not None
-        return self.whole.schema
 
     @property
     def bounded(self) -> Kernel:
         """The kernel that makes the calls."""
-        if self._bounded is None:
-            with self._lock:
-                if self._bounded is None:
-                    self._bounded = self._make()
-        return self._bounded
+        return self.kernel
 
     def _make(self) -> Kernel:
         whole = self.whole

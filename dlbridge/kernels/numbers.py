@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import binding, gradients
 from dlbridge.kernels.gradients import Rule
+from dlbridge.kernels.inner import Inner
 from dlbridge.kernels.kinds import Function, read_signature
 from dlbridge.kernels.schema import Arguments, Result, Schema
 from dlbridge.signals import not_from_handler
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SUFFIX = "__tensors"  # of the key of `tensors`; see also registry.c
 
 
-class Numbers:
+class Numbers(Inner):
     """The calls of a kernel some of whose results are numbers.
 
     Attributes:
@@ -50,30 +50,15 @@ class Numbers:
     """
 
     def __init__(self, whole: Kernel) -> None:
-        self.whole = whole
+        super().__init__(whole)
         self.results = [(place, self.schema.results[place]) for place in self.schema.numbers]
         self._is_alone = len(self.schema.results) == 1
         self.is_differentiable = gradients.is_differentiable(self.schema)
-        self._tensors: Kernel | None = None
-        self._lock = registry.lock()
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of the kernel."""
-        assert self.whole.schema is not None
-        return self.whole.schema
 
     @property
     def tensors(self) -> Kernel:
         """The kernel that makes the calls."""
-        if self._tensors is None:
-            with self._lock:
-                if self._tensors is None:
-                    made = self._make()
-                    are_numbers = tuple([bool(part.number) for part in self.schema.results])
-                    self.whole.serve_numbers(made, are_numbers)
-                    self._tensors = made
-        return self._tensors
+        return self.kernel
 
     def _make(self) -> Kernel:
         whole = self.whole
@@ -87,7 +72,9 @@ class Numbers:
             jvp=_tensor_jvp(whole),
             outer=whole,
         )
-        return type(whole)(recipe)
+        made = type(whole)(recipe)
+        whole.serve_numbers(made, tuple([bool(part.number) for part in self.schema.results]))
+        return made
 
     def check(self) -> None:
         """Refuse what no kernel of numbers can do.
