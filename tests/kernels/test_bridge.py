@@ -421,7 +421,7 @@ def test_a_module_with_checkpoints_has_derivatives_in_inference_mode():
 
 
 def test_a_module_may_keep_results_of_an_earlier_call():
-    """torch.nn.utils.weight_norm does, too."""
+    """As torch.nn.utils.weight_norm does."""
 
     class Keeping(nn.Linear):
         def forward(self, x):

@@ -264,7 +264,7 @@ typedef struct {
     int32_t integer_count, float_count, stack_count;
 } registers;
 
-#define READS_STATUS (-1) /* what is returned is no result: 0 means success */
+#define READS_STATUS (-1) /* the function returns a status, 0 for success */
 
 /* native.CCall */
 typedef struct {

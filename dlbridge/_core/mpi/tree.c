@@ -1148,7 +1148,7 @@ PyObject *dlb_tree_ballot_result(const dlb_tree_ballot *self) {
 static PyObject *ballot_result(PyObject *object, PyObject *Py_UNUSED(none)) {
     dlb_tree_ballot *self = (dlb_tree_ballot *)object;
     if (!self->is_settled || self->values == NULL)
-        return PyErr_Format(PyExc_ValueError, "TreeBallot: there is no result");
+        return PyErr_Format(PyExc_ValueError, "TreeBallot: it has no result");
     return dlb_tree_ballot_result(self);
 }
 

@@ -595,8 +595,8 @@ static PyObject *open_guard(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_TRUE;
 }
 
-/* torch_is_observed(libtorch_cpu) -> whether functions are called for every operator of
- * this thread; also false where torch cannot be asked. */
+/* torch_is_observed(libtorch_cpu) -> whether a profiler or another observer sees every
+ * operator of this thread; False if torch has no function that says so. */
 static PyObject *is_observed(PyObject *Py_UNUSED(module), PyObject *path) {
     const char *cpu_path = PyUnicode_AsUTF8(path);
     if (cpu_path == NULL)
@@ -837,8 +837,7 @@ PyMethodDef dlb_torch_functions[] = {
      "/)\n--\n\nWhether a kernel may be called directly with this torch.Tensor."},
     {"torch_call_allows", call_allows, METH_O,
      "torch_call_allows($module, tensor, /)\n--\n\nWhether a kernel without an "
-     "autocast "
-     "rule may be called directly with this torch.Tensor."},
+     "autocast rule may be called directly with this torch.Tensor."},
     {"torch_harmless", learn_harmless, METH_VARARGS,
      "torch_harmless($module, autocast, device_mode, count_modes, mode_at, "
      "/)\n--\n\nSay which modes of torch leave calls of kernels alone."},

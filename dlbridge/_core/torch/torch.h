@@ -170,8 +170,8 @@ typedef enum {
     DLB_TORCH_OTHER,     /* a mode, a transform, autocast, a profiler, tracing, … */
 } dlb_torch_thread;
 
-/* `casts`: autocast may cast arguments. Of other calls it is no mode; nor is, of all,
- * that torch makes tensors on another device by default. */
+/* `casts`: whether autocast may cast the arguments of the call. If not, autocast does
+ * not count as a mode. A default device never does. */
 dlb_torch_thread dlb_torch_thread_state(bool casts);
 uint64_t dlb_torch_autocast(bool casts); /* keys that such a call need not know */
 bool dlb_torch_has_device_modes_only(void);
