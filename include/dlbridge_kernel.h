@@ -28,7 +28,7 @@
  * In Rust, std::panic::catch_unwind does; docs/kernels.md has the lines.
  *
  * A library describes its own kernels with DLB_EXPORT, at file scope beside each
- * function, which may be static. dlbridge.load_library("libmylib.so") makes them
+ * function, which may be static. dlbridge.load_library("./libmylib.so") makes them
  * operators of every framework, without any Python code for them:
  *
  *     DLB_EXPORT(axpy, "mylib::axpy(x: f32[n], y: f32[n], *, alpha: float) -> f32[n]",

@@ -7,12 +7,16 @@ a relocation, as an address in the library.
 from __future__ import annotations
 
 import mmap
+import os
+import platform
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from dlbridge.errors import ArgumentError
 
+_MAGIC = b"\177ELF\2\1"  # 64 bits, little-endian
+_MACHINES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 _HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _DYNAMIC = struct.Struct("<qQ")
@@ -23,6 +27,30 @@ _HASH, _STRINGS, _SYMBOLS, _RELA, _RELA_SIZE = 4, 5, 6, 7, 8
 _RELR_SIZE, _RELR, _GNU_HASH = 35, 36, 0x6FFFFEF5
 _ELSEWHERE = 1  # stands for the address of what another library defines
 WORD = 8
+
+
+def why_not_loaded(path: Path) -> str | None:
+    """Return why a library cannot be loaded where the loader says something else, or crashes.
+
+    One for another machine is "not found". One whose file ends before what is to be loaded of it is
+    mapped all the same, and ends the process with SIGBUS.
+    """
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+        if header[:6] != _MAGIC or len(header) < _HEADER.size:
+            return None  # the loader says what it is
+        _, machine, _, _, start, _, _, _, size, count, *_ = _HEADER.unpack(header)
+        here, there = platform.machine(), _MACHINES.get(machine, "another machine")
+        if here != there and here in _MACHINES.values():
+            return f"it is for {there}, and this machine is {here}"
+        file.seek(start)
+        table = file.read(size * count)
+        end = file.seek(0, os.SEEK_END)
+    if size == _SEGMENT.size and len(table) == size * count:
+        segments = [each for each in _SEGMENT.iter_unpack(table) if each[0] == _LOAD]
+        if all(offset + in_file <= end for _, _, offset, _, _, in_file, *_ in segments):
+            return None
+    return "it is cut off; copy or build it again"
 
 
 class Image:
@@ -37,7 +65,7 @@ class Image:
         self.path = path
         with path.open("rb") as file:
             start = file.read(_HEADER.size)
-            if start[:6] != b"\177ELF\2\1" or len(start) < _HEADER.size:
+            if start[:6] != _MAGIC or len(start) < _HEADER.size:
                 raise self._refuse(
                     "it is not a library for Linux on a 64-bit, little-endian machine"
                 )

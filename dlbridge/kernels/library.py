@@ -32,6 +32,7 @@ from dlbridge.kernels.described import (
     open_tvm,
     read_described,
 )
+from dlbridge.kernels.elf import why_not_loaded
 from dlbridge.kernels.exports import TABLE, is_of, make_kernels, read_exports
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.source import COMMENT, lines_with
@@ -69,7 +70,11 @@ class Library:
         try:
             self._library = ctypes.CDLL(spelled or path)
         except not_from_handler(OSError, ValueError) as error:
-            raise ArgumentError(f"load_library: {path} cannot be loaded: {error}") from error
+            hint = ""
+            if "/" not in path and os.path.isfile(path):
+                hint = f"; write './{path}' for the file of the current folder"
+            text = f"load_library: {path} cannot be loaded: {error}{hint}"
+            raise ArgumentError(text) from error
 
     def _make_kernels(
         self, where: str, described: Mapping[str, Mapping[str, Any]], module: Any, names: list[str]
@@ -130,10 +135,11 @@ class Library:
         try:
             return self[name]
         except ArgumentError as error:
-            nearest = did_you_mean(name, self._alone())
-            text = "it has no kernels: nothing is exported with DLB_EXPORT"
-            said = (nearest or ", nor a kernel of this name") if self.kernels else f"; {text}"
-            raise AttributeError(f"{error}{said}") from None
+            text = f"{error}; it has no kernels: nothing is exported with DLB_EXPORT"
+            if self.kernels:
+                nearest = did_you_mean(name, self._alone())
+                text = f"load_library: {self.path} has no kernel and no symbol {name!r}{nearest}"
+            raise AttributeError(text) from None
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._alone()})
@@ -278,6 +284,8 @@ def _load_file(file: Path, schemas: Described | None) -> Library:
             found = file.stat()
         except not_from_handler(OSError):
             return _load(str(file), None, schemas)  # which says why
+        if (why := why_not_loaded(file)) is not None:
+            raise ArgumentError(f"load_library: {file} cannot be loaded: {why}")
         which = (found.st_dev, found.st_ino)
         stamp = (found.st_size, found.st_mtime_ns)
         loaded = _FILES.setdefault(file, [])

@@ -207,7 +207,8 @@ def check_kernel(
     memory) and `out=`, of which it must write every element and nothing around it. In PyTorch:
     `opcheck`, `compile`, `export`, `vmap`, `gradient`, in float64 `gradcheck`, and `autocast`; in
     JAX, with 64-bit types: `jit`, `export`, `vmap`, `gradient`; in TensorFlow: `function`
-    (tf.function), `vmap` (tf.vectorized_map), `gradient`.
+    (tf.function), `vmap` (tf.vectorized_map), `gradient`. Values of bfloat16 and other dtypes that
+    NumPy lacks are made with ml_dtypes; where that is not installed, these dtypes are skipped.
 
     Gradients are compared with differences of the reference. What does not apply (a gradient where
     the kernel has no vjp, a dtype or a shape that the framework does not have) is skipped, and the
@@ -258,8 +259,8 @@ def check_kernel(
     samples.check_recipe(recipe)
     chosen = _choose(frameworks)
     left_out = _check_skip(skip)
-    made = [samples.make_sample(recipe, each) for each in samples.dtype_choices(recipe.schema)]
-    rows = []
+    made, missing = samples.make_samples(recipe)
+    rows = [CheckRow("numpy", dtype, "skipped", why) for dtype, why in missing.items()]
     first = [crashes for _, crashes in CLASHES]
     for name in sorted(chosen, key=first.__contains__, reverse=True):
         rows += _check_in(Subject(recipe, name, made[0], made[1:]), left_out)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
-from dlbridge.errors import ArgumentError, DLBridgeError
+from dlbridge.errors import ArgumentError, DLBridgeError, FrameworkMissingError
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.lists import group_results
 from dlbridge.kernels.schema import (
@@ -228,6 +228,34 @@ def dtype_choices(schema: Schema) -> list[dict[str, DType]]:
         {name: members[at % len(members)] for name, members in zip(variables, sets, strict=True)}
         for at in range(count)
     ]
+
+
+def make_samples(recipe: Recipe) -> tuple[list[Sample], dict[str, str]]:
+    """Return arguments for each choice of dtypes, and the dtypes that NumPy lacks here, with why.
+
+    Raises:
+        FrameworkMissingError: NumPy lacks one of every choice: ml_dtypes is not installed.
+        ImpossibleError, ArgumentError: see `make_sample`.
+    """
+    made = []
+    missing: dict[str, FrameworkMissingError] = {}
+    for dtypes in dtype_choices(recipe.schema):
+        lacking = {each.name: error for each in dtypes.values() if (error := _lack_of(each))}
+        missing |= lacking
+        if not lacking:
+            made.append(make_sample(recipe, dtypes))
+    for error in missing.values():
+        if not made:
+            raise error
+    return made, {name: str(error) for name, error in missing.items()}
+
+
+def _lack_of(dtype: DType) -> FrameworkMissingError | None:
+    try:
+        dtype.to("numpy")
+    except FrameworkMissingError as error:
+        return error
+    return None
 
 
 def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **empty: Any) -> Sample:

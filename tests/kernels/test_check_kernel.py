@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.errors import ArgumentError
+from dlbridge.errors import ArgumentError, FrameworkMissingError
 from dlbridge.testing import KernelReport, check_kernel, checking
 
 Framework = Callable[[str], Any]
@@ -85,6 +85,37 @@ def test_a_right_kernel_passes_every_check_of(name: str, framework: Framework) -
     assert {*checking.OWN_CHECKS[name], *checking.CHECKS} <= found.keys()
     found.pop("autocast", None)  # which leaves float64 alone
     assert {*found.values()} == {"passed"}, report
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_results_that_are_numbers_of_each_kind(name: str, framework: Framework) -> None:
+    """Operators of torch.ops cannot return an unknown float: its checks are for `.tensors`."""
+    framework(name)
+
+    def count(x: Any) -> Any:
+        return float(x.sum()), int((x > 0).sum()), bool(x.sum() > 1)
+
+    kernel = wrap(f"counted_{name}", count, "(x: f64[n]) -> (float, int, bool)")
+    report = check_kernel(kernel, count, frameworks=[name])
+    found = statuses(report)
+    assert found["numbers"] == "passed"
+    assert found.get("opcheck", "passed") == "passed", report
+
+
+def test_dtypes_that_numpy_lacks_are_skipped_without_ml_dtypes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where only NumPy and torch are installed; one with no other dtype says what it needs."""
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    monkeypatch.setattr(dlbridge.dtype, "_exported", {})
+    kernel = wrap("halves", times, "(x: float[n, m], *, by: float = 2.0) -> float[n, m]")
+    report = check_kernel(kernel, times, frameworks=["numpy"])
+    assert statuses(report)["values"] == "passed"
+    assert statuses(report)["bfloat16"] == "skipped"
+    assert "cannot import ml_dtypes" in str(report)
+    kernel = wrap("brains", times, "(x: bf16[n, m], *, by: float = 2.0) -> bf16[n, m]")
+    with pytest.raises(FrameworkMissingError, match="cannot import ml_dtypes"):
+        check_kernel(kernel, times, frameworks=["numpy"])
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])

@@ -222,7 +222,7 @@ def test_symbols_are_found_beside_kernels(build: Build) -> None:
     )
     library = dlbridge.load_library(build(source))
     assert library.plain() == library["plain"]() == 7
-    with pytest.raises(AttributeError, match=r"has no symbol 'ff'.*; did you mean 'f'"):
+    with pytest.raises(AttributeError, match=r"has no kernel and no symbol 'ff'; did you mean 'f'"):
         library.ff
 
 
@@ -947,6 +947,32 @@ def test_a_damaged_file_is_refused(build: Build) -> None:
             packages.list_exports(path)
         except ArgumentError as error:
             assert str(path) in str(error)  # noqa: PT017
+
+
+def test_a_library_for_another_machine_says_so(build: Build, tmp_path: Path) -> None:
+    """The loader says that there is no such file."""
+    contents = bytearray(build(SCALE.replace("NAMESPACE", "other")).read_bytes())
+    for number, name in ((62, "x86_64"), (183, "aarch64")):
+        if name != platform.machine():
+            contents[18] = number
+            other = tmp_path / f"lib{name}.so"
+            other.write_bytes(contents)
+            text = f"lib{name}.so cannot be loaded: it is for {name}, and this machine is "
+            with pytest.raises(ArgumentError, match=text + platform.machine()):
+                dlbridge.load_library(other)
+
+
+def test_a_file_that_is_cut_off_is_not_loaded(build: Build, tmp_path: Path) -> None:
+    """The loader would map it, and the process end with SIGBUS: a copy was not finished."""
+    contents = build(SCALE.replace("NAMESPACE", "half")).read_bytes()
+    for size in range(0, len(contents) // 2 + 1, 331):
+        half = tmp_path / f"libhalf{size}.so"
+        half.write_bytes(contents[:size])
+        with pytest.raises(ArgumentError, match=f"libhalf{size}.so cannot be loaded: "):
+            dlbridge.load_library(half)
+    whole = tmp_path / "libwhole.so"
+    whole.write_bytes(contents)
+    assert "half::scale" in dlbridge.load_library(whole).kernels
 
 
 def test_the_command_lists_kernels(build: Build, capsys: pytest.CaptureFixture[str]) -> None:

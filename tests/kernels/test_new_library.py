@@ -60,6 +60,8 @@ def test_its_wheel_is_for_every_python_and_its_tests_pass(tmp_path: Path) -> Non
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("there is no C compiler here")
     write_project("mylib", tmp_path)
+    for name in ("loops.h", "more.cpp"):  # sources stay out of the wheel
+        (tmp_path / "mylib" / "src" / "mylib" / name).write_text("")
     project, installed = tmp_path / "mylib", tmp_path / "installed"
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", "dist", ".", folder=project)
