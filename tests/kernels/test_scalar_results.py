@@ -631,14 +631,37 @@ def test_what_torch_ops_returns_is_a_symbol_where_it_is_an_int(
             function(x)
 
 
-def test_torch_vmap_and_meta_tensors_take_tensors(count: dlbridge.Kernel, framework: Any) -> None:
+def test_a_batch_of_torch_gives_each_element_its_number(
+    everything: dlbridge.Kernel, count: dlbridge.Kernel, framework: Any
+) -> None:
+    """A number within torch.vmap is a tensor without dimensions, as in jax.vmap."""
     torch = framework("torch")
     two = torch.tensor(np.stack([X, X + 1]))
-    with pytest.raises(
-        KernelError, match=r"count: result 'out' is .* within torch.vmap .*\.tensors"
-    ):
-        torch.vmap(count)(two)
+    assert torch.vmap(count)(two).tolist() == [count(each) for each in two] == [2, 4]
+    assert torch.vmap(torch.vmap(count))(two[None]).tolist() == [[2, 4]]
     assert torch.vmap(count.tensors)(two).tolist() == [2, 4]
+    batch = torch.vmap(everything)(two)
+    for place in range(4):
+        singly = [everything(each)[place] for each in two]
+        assert batch[place].tolist() == [np.asarray(each).tolist() for each in singly]
+
+    def scaled(x: Any) -> Any:
+        return (x * count(x)).sum()
+
+    expected = [[2.0] * len(X), [4.0] * len(X)]
+    for function in (
+        torch.vmap(torch.func.grad(scaled)),
+        torch.func.grad(lambda x: torch.vmap(scaled)(x).sum()),
+    ):
+        assert function(two).tolist() == expected
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        assert compiled(two).tolist() == expected
+    with pytest.raises(RuntimeError, match="data-dependent control flow"):
+        torch.vmap(lambda x: x if count(x) > 2 else -x)(two)
+
+
+def test_tensors_on_meta_have_no_number(count: dlbridge.Kernel, framework: Any) -> None:
+    torch = framework("torch")
     with pytest.raises(KernelError, match=r"on 'meta' have no values; call \.tensors"):
         count(torch.empty(3, device="meta"))
     assert count.tensors(torch.empty(3, device="meta")).dtype == torch.int64

@@ -28,6 +28,8 @@ from dlbridge.frameworks.torch.autocasting import Casts
 from dlbridge.frameworks.torch.operators import (
     Operator,
     describe,
+    is_batched,
+    is_in_vmap,
     offer,
     operator,
     own_dtype,
@@ -141,6 +143,8 @@ class TorchBinding(Binding):
 
     def read_number(self, kernel: Kernel, result: Result, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
+            if is_batched(value):
+                return value.detach()
             refuse_number(kernel, result, value)
         return value.item()
 
@@ -372,7 +376,10 @@ def traceable(kernel: Kernel) -> Callable[..., Any]:
 
 
 def _traceable_with_numbers(kernel: Kernel) -> Callable[..., Any]:
-    """Return a function that reads numbers as `x.item()` does: they become symbols."""
+    """Return a function that reads numbers as `x.item()` does: they become symbols.
+
+    Within torch.vmap they stay tensors.
+    """
     schema = kernel.schema
     assert schema is not None
     called, check = traceable(kernel.tensors), make_check(kernel)
@@ -384,12 +391,15 @@ def _traceable_with_numbers(kernel: Kernel) -> Callable[..., Any]:
         check(args, kwargs)
         found = called(*args, **kwargs)
         if is_alone:
-            return found.item()
+            return read(found)
         results = []
         for place, is_number in enumerate(are_numbers):
             value = found[place]  # a proxy has no length
-            results.append(value.item() if is_number and value is not None else value)
+            results.append(read(value) if is_number and value is not None else value)
         return tuple(results)
+
+    def read(value: Any) -> Any:
+        return value.detach() if is_in_vmap() else value.item()
 
     return call
 

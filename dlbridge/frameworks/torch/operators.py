@@ -385,18 +385,35 @@ def _to_number(kernel: Kernel, result: Result, value: Any) -> Any:
 
 def refuse_number(kernel: Kernel, result: Result, value: torch.Tensor) -> None:
     """Refuse to read a number of a tensor that has none, or one for each element of a batch."""
-    why = ""
     if value.is_meta:
         why = "tensors on 'meta' have no values"
-    while not why and _C._functorch.is_functorch_wrapped_tensor(value):
+    elif is_batched(value):
+        why = "within torch.vmap each element has one of its own"
+    else:
+        return
+    raise KernelError(
+        f"{kernel.name}: result {result.name!r} is a number ({result.number}), and {why}; call "
+        ".tensors of the kernel, which returns a tensor in its place"
+    )
+
+
+def is_batched(value: torch.Tensor) -> bool:
+    """Return whether a tensor is one for each element of a batch of torch.vmap."""
+    while _C._functorch.is_functorch_wrapped_tensor(value):
         if _C._functorch.is_batchedtensor(value):
-            why = "within torch.vmap each element has one of its own"
+            return True
         value = _C._functorch.get_unwrapped(value)
-    if why:
-        raise KernelError(
-            f"{kernel.name}: result {result.name!r} is a number ({result.number}), and {why}; call "
-            ".tensors of the kernel, which returns a tensor in its place"
-        )
+    return False
+
+
+def is_in_vmap() -> bool:
+    """Return whether a function of torch.vmap runs, or dynamo traces one: it calls this."""
+    functorch = _C._functorch
+    stack = functorch.get_interpreter_stack() or ()
+    return any(each.key() == functorch.TransformType.Vmap for each in stack)
+
+
+is_in_vmap._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as by torch.compiler
 
 
 def own_dtype(x: Any, kernel: str, argument: str) -> torch.dtype | None:
