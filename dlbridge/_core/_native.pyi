@@ -418,6 +418,12 @@ def torch_call_batch(
 def torch_op_call(operator: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call an operator; what the kernel raised comes out as it is, not as a RuntimeError."""
 
+def have_items(
+    objects: tuple[object, ...],
+    dicts: tuple[dict[str, Any], ...],
+    contents: tuple[dict[str, Any], ...],
+    /,
+) -> bool: ...
 def inside_xla() -> bool:
     """Whether this thread runs a Python kernel for XLA: JAX must not be entered from it."""
 
@@ -569,6 +575,10 @@ def bind_kernel(
 ) -> Any:
     """The kernel's call as a builtin function whose `__self__` is a BoundCall; with the tensors of
     one framework, whether C has a fast path for it or not, or with any (None)."""
+
+def call_giving(kernel: KernelBase, give: Callable[[Any], Any], /, *arrays: Any) -> Any:
+    """Call a kernel with arrays of JAX in this thread, without a program; NotImplemented where C
+    cannot. Results are new memory, of which `give` makes an array; nobody else has it."""
 
 def seal_kernel_type(kind: type[KernelBase], /) -> None:
     """Call kernels of this subclass in C although its `__call__` is written in Python."""

@@ -198,6 +198,11 @@ static PyMethodDef methods[] = {
      "join($module, buffers, /)\n--\n\nOne bytes object of a list of buffers."},
     {"inside_xla", dlb_inside_xla, METH_NOARGS,
      "inside_xla($module, /)\n--\n\nWhether a kernel runs on one of XLA's threads."},
+    {"have_items", dlb_have_items, METH_VARARGS,
+     "have_items($module, objects, dicts, contents, /)\n--\n\n"
+     "Whether each dict has the items of its contents, the same objects in order; the "
+     "first\nof the dicts of each object, all of which have as many, is its "
+     "`__dict__`."},
     {"set_hooks", FAST(set_hooks), METH_VARARGS | METH_KEYWORDS,
      "set_hooks($module, /, *, tensor_type=None, make_dtype=None, make_device=None, "
      "classify=None, slow_from_dlpack=None, slow_convert=None, refusal=None, "

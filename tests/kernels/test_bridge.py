@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import dlbridge
-from dlbridge.errors import ArgumentError, ExchangeError, UnsupportedTypeError
+from dlbridge._core import native
+from dlbridge.errors import ArgumentError, ExchangeError, KernelError, UnsupportedTypeError
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -495,6 +498,157 @@ def test_a_module_may_keep_tensors_that_are_not_registered():
         close(function(params, x), Caching()(torch.from_numpy(x)))
         close(slope(x), (torch.arange(6.0) * module.mask).expand(len(x), 6))
     assert module.angles is None
+
+
+class Restless(nn.Linear):
+    """It writes, replaces and deletes attributes of its own, and may fail then."""
+
+    errors: ClassVar[list[BaseException]] = []
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.part = nn.Identity()
+        self.count, self.scale = 0, 2.0
+
+    def forward(self, x):
+        assert (self.count, [*vars(self)][-1], self._buffers) == (0, "scale", {})
+        found = super().forward(self.part(x)) * self.scale
+        self.count += 1
+        del self.scale, self.part
+        self._buffers = {"more": torch.ones(1)}
+        object.__setattr__(self, "__dict__", {**vars(self), "new": x})
+        if self.errors:
+            raise self.errors.pop()
+        return found
+
+
+@pytest.mark.parametrize("prepare", [lambda f: f, jax.jit])
+def test_a_module_is_in_each_call_as_it_was_bridged_whatever_it_writes_to_itself(prepare):
+    module = Restless()
+    expected = module.scale * nn.functional.linear(torch.ones(6), module.weight, module.bias)
+    function, params = dlbridge.bridge(module, to="jax")
+    function, x = prepare(function), jnp.ones(6)
+    close(function(params, x), expected)
+    for error in (LookupError("first"), KeyboardInterrupt("second")):
+        Restless.errors = [error]
+        with pytest.raises((type(error), RuntimeError, ValueError), match=str(error)):
+            jax.block_until_ready(function(params, x))
+        close(function(params, x), expected)
+    assert module.scale == 2.0
+
+
+def test_an_eager_call_gives_what_a_compiled_one_gives_and_raises_what_the_module_raises():
+    module = perceptron()
+    function, params = dlbridge.bridge(module, to="jax")
+    x = jnp.asarray(X)
+    for each in (x, x[:0], x.astype("bfloat16").astype("float32")):
+        made, compiled = function(params, each), jax.jit(function)(params, each)
+        np.testing.assert_array_equal(made, compiled)
+        assert (made.dtype, made.sharding) == (compiled.dtype, compiled.sharding)
+        assert made.committed == compiled.committed
+        assert made.weak_type == compiled.weak_type
+    for error in (LookupError("first"), KeyboardInterrupt("second")):
+        failing, params = dlbridge.bridge(Restless(), to="jax")
+        failing(params, jnp.ones(6))
+        Restless.errors = [error]
+        with pytest.raises(type(error)) as caught:
+            failing(params, jnp.ones(6))
+        assert caught.value is error
+
+
+def test_a_result_that_is_an_argument_or_a_parameter_has_memory_of_its_own():
+    class Same(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16))
+            self.kept = torch.ones(16)
+
+        def forward(self, x):
+            return x, x.view(2, 8)[1], self.weight, self.kept
+
+    function, params = dlbridge.bridge(Same(), to="jax")
+    x = jnp.arange(16.0)
+    made = function(params, x)
+    arrays = (x, params["params"]["weight"], *made, *function(params, x))
+    assert len({each.unsafe_buffer_pointer() for each in arrays}) == len(arrays)
+    for each in made:
+        each.delete()
+    again = function(params, x)
+    expected = (np.arange(16.0), np.arange(8.0, 16), np.ones(16), np.ones(16))
+    for one, other in zip(again, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_arrays_may_be_donated_after_a_call_and_are_refused_then():
+    function, params = dlbridge.bridge(perceptron(), to="jax")
+    own = jax.tree.map(jnp.copy, params["params"])
+    function({"params": own, "buffers": {}}, jnp.asarray(X))
+    places = {name: each.unsafe_buffer_pointer() for name, each in own.items()}
+    step = jax.jit(lambda tree: jax.tree.map(lambda each: each + 1, tree), donate_argnums=0)
+    new = step(own)
+    assert {name: each.unsafe_buffer_pointer() for name, each in new.items()} == places
+    for tree in (own, {**new, "0.bias": own["0.bias"]}):
+        with pytest.raises(ExchangeError, match="was deleted or donated"):
+            function({"params": tree, "buffers": {}}, jnp.asarray(X))
+    function({"params": new, "buffers": {}}, jnp.asarray(X))
+
+
+def test_a_module_that_keeps_an_argument_is_refused_in_an_eager_call_too():
+    kept = []
+
+    class Keeping(nn.Linear):
+        def forward(self, x):
+            if type(x) is torch.Tensor:
+                kept.append(x[1:])
+            return super().forward(x)
+
+    function, params = dlbridge.bridge(Keeping(6, 3), to="jax")
+    with pytest.raises(KernelError, match="kept"):
+        function(params, jnp.asarray(X))
+    np.testing.assert_array_equal(kept[0], X[1:])
+
+
+def test_an_eager_call_minds_the_settings_of_jax():
+    function, params = dlbridge.bridge(Restless(), to="jax")
+    x = jnp.full(6, jnp.nan)
+    assert np.isnan(function(params, x)).all()
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        function(params, x)
+    with jax.transfer_guard("disallow"), jax.disable_jit():
+        assert np.isnan(function(params, x)).all()
+    text = str(jax.make_jaxpr(lambda: function(params, x))())
+    assert "ffi_call" in text  # it is part of the trace around it, whose values it has
+    with jax.ensure_compile_time_eval():
+        assert np.isnan(function(params, x)).all()
+
+
+def test_an_eager_call_may_call_jax_and_another_bridged_module():
+    inner, weights = dlbridge.bridge(nn.Linear(3, 3), to="jax")
+
+    class Outer(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            if type(y) is torch.Tensor:
+                assert not native.inside_xla()
+                y = dlbridge.to_torch(inner(weights, dlbridge.to_jax(y.clone())))
+            return y
+
+    function, params = dlbridge.bridge(Outer(6, 3), to="jax")
+    x = jnp.asarray(X)
+    expected = inner(weights, x @ params["params"]["weight"].T + params["params"]["bias"])
+    np.testing.assert_allclose(function(params, x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_eager_calls_of_many_threads_have_their_own_arguments():
+    function, params = dlbridge.bridge(perceptron(), to="jax")
+    inputs = [jnp.asarray(X + number) for number in range(8)]
+    expected = [np.asarray(jax.jit(function)(params, x)) for x in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            for made, other in zip(
+                pool.map(partial(function, params), inputs), expected, strict=True
+            ):
+                np.testing.assert_allclose(made, other, rtol=1e-6)
 
 
 class Attention(nn.Module):

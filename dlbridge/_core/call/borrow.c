@@ -63,8 +63,9 @@ int dlb_borrow(dlb_call *call, int index, PyObject *x) {
         if (status != 0)
             return status;
     }
+    bool is_given = call->give != NULL && index >= call->frame.input_count;
     call->objects[index] = x;
-    return lenders[call->family]->borrow(call, index, x);
+    return lenders[is_given ? DLB_FAMILY_OWN : call->family]->borrow(call, index, x);
 }
 
 int dlb_borrow_to_write(const dlb_call *call, int index) {
@@ -90,8 +91,9 @@ void dlb_give_back(dlb_call *call) {
 
 /* ---- results ---- */
 
-PyObject *dlb_allocate_result(dlb_family family, int32_t ndim, const int64_t *shape,
+PyObject *dlb_allocate_result(const dlb_call *call, int32_t ndim, const int64_t *shape,
                               DLDataType dtype, DLDevice device) {
+    dlb_family family = call->give ? DLB_FAMILY_OWN : call->family;
     bool is_known = family > DLB_FAMILY_NONE && family < FAMILIES;
     if (!is_known || lenders[family]->allocate == NULL)
         return NULL;
@@ -171,7 +173,7 @@ static bool match_result(dlb_call *call, const dlb_call_cache *cache, int32_t i,
 
 static bool match_new(dlb_call *call, const dlb_call_cache *cache, int32_t i) {
     const dlb_cached_tensor *cached = &cache->tensors[i];
-    PyObject *made = dlb_allocate_result(call->family, cached->dl.ndim, cached->shape,
+    PyObject *made = dlb_allocate_result(call, cached->dl.ndim, cached->shape,
                                          cached->dl.dtype, cache->device);
     if (made == NULL)
         return false;

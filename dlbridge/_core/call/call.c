@@ -474,7 +474,7 @@ static int add_new(const dlb_kernel *kernel, dlb_call *call, int result) {
     int32_t ndim = dlb_signature_result(kernel->signature, result,
                                         &call->frame.bindings, &dtype, shape);
     PyObject *made = ndim < 0 ? NULL
-                              : dlb_allocate_result(call->family, ndim, shape, dtype,
+                              : dlb_allocate_result(call, ndim, shape, dtype,
                                                     find_device(&call->frame));
     if (made == NULL) {
         /* The framework itself says why. */
@@ -503,7 +503,8 @@ static int take_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out)
     int32_t count = kernel->signature ? kernel->signature->result_count : 0;
     if (count == 0)
         return 0;
-    if (call->family == DLB_FAMILY_JAX || call->family == DLB_FAMILY_NONE)
+    if (call->family == DLB_FAMILY_NONE ||
+        (call->family == DLB_FAMILY_JAX && call->give == NULL))
         return DLB_DECLINED;
     for (int32_t i = 0; i < count; i++) {
         PyObject *given = out ? dlb_out_item(out, count, i) : NULL;
@@ -517,11 +518,25 @@ static int take_results(const dlb_kernel *kernel, dlb_call *call, PyObject *out)
     return 0;
 }
 
+/* The new Tensors, which nobody else has, as tensors of the framework. */
+static int give_results(dlb_call *call) {
+    for (int32_t i = call->frame.input_count; i < call->frame.tensor_count; i++) {
+        PyObject *given = PyObject_CallOneArg(call->give, call->objects[i]);
+        if (given == NULL)
+            return -1;
+        Py_DECREF(call->objects[i]);
+        call->objects[i] = given;
+    }
+    return 0;
+}
+
 static PyObject *return_results(dlb_call *call, PyObject *out) {
     int32_t first = call->frame.input_count;
     int32_t count = call->frame.tensor_count - first;
     if (out != NULL)
         return Py_NewRef(out);
+    if (call->give != NULL && give_results(call) < 0)
+        return NULL;
     if (count == 0)
         return call->frame.returned ? call->frame.returned : Py_NewRef(Py_None);
     if (count == 1)
@@ -695,6 +710,7 @@ static int keep_memory(dlb_call *call, bool holds_gil, bool are_new) {
 
 static inline void start(dlb_call *call, const dlb_kernel *kernel, dlb_family wanted) {
     dlb_frame_start(&call->frame, NULL);
+    call->give = NULL;
     call->casts = kernel->casts;
     call->family = DLB_FAMILY_NONE;
     call->wanted = wanted;
@@ -744,11 +760,13 @@ static inline void end(dlb_call *call) {
     dlb_frame_end(&call->frame);
 }
 
-PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
-                            PyObject *const *args, Py_ssize_t count, PyObject *names) {
+static PyObject *call_directly(const dlb_kernel_object *self, dlb_family *family,
+                               PyObject *give, PyObject *const *args, Py_ssize_t count,
+                               PyObject *names) {
     dlb_call call;
     PyObject *out = NULL, *result = NULL;
     start(&call, self->kernel, *family);
+    call.give = give;
     int status = fit(self, &call);
     if (status == 0)
         status = prepare(self, &call, args, count, names, &out);
@@ -765,6 +783,26 @@ PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
         call.made_count = 0; /* the result has them */
     end(&call);
     *family = call.is_understood && out == NULL ? call.family : DLB_FAMILY_NONE;
+    return result;
+}
+
+PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
+                            PyObject *const *args, Py_ssize_t count, PyObject *names) {
+    return call_directly(self, family, NULL, args, count, names);
+}
+
+PyObject *dlb_call_giving(PyObject *Py_UNUSED(module), PyObject *const *args,
+                          Py_ssize_t count) {
+    if (count < 2 || !dlb_is_kernel(args[0]) || !PyCallable_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError,
+                            "call_giving: a kernel and a function are required");
+    dlb_family family = DLB_FAMILY_JAX;
+    PyObject *result = NULL;
+    if (!dlb_is_recorded()) /* of the exchanges only the program's would be seen */
+        result = call_directly((const dlb_kernel_object *)args[0], &family, args[1],
+                               args + 2, count - 2, NULL);
+    if (result == NULL && !PyErr_Occurred())
+        Py_RETURN_NOTIMPLEMENTED;
     return result;
 }
 

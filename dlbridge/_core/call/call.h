@@ -42,6 +42,10 @@ static inline bool dlb_is_kernel(PyObject *x) {
  * was called for, and then that of all arguments, if they are of one. */
 PyObject *dlb_call_directly(const dlb_kernel_object *self, dlb_family *family,
                             PyObject *const *args, Py_ssize_t count, PyObject *names);
+/* call_giving(kernel, give, *arrays): the direct call with arrays of JAX, in the thread
+ * of the caller; give(Tensor) makes a result of new memory that nobody else has.
+ * NotImplemented: declined. */
+PyObject *dlb_call_giving(PyObject *module, PyObject *const *args, Py_ssize_t count);
 /* The call for each of `size` >= 1 elements of a batch of torch tensors in the memory
  * of the CPU. The arguments, `out` among them, are those of the first element; `steps`
  * says, for each tensor (results last), how many bytes further the next one lies. 0,
@@ -99,7 +103,7 @@ void dlb_give_back(dlb_call *call);
 dlb_family dlb_family_of_framework(PyObject *framework);
 /* A new tensor of a family; NULL, perhaps with an exception: the slow path must make
  * it. */
-PyObject *dlb_allocate_result(dlb_family family, int32_t ndim, const int64_t *shape,
+PyObject *dlb_allocate_result(const dlb_call *call, int32_t ndim, const int64_t *shape,
                               DLDataType dtype, DLDevice device);
 /* Item `index` of the `count` that `out` should have; borrowed, or NULL. */
 PyObject *dlb_out_item(PyObject *out, int32_t count, int index);

@@ -700,6 +700,10 @@ PyMethodDef dlb_call_functions[] = {
     {"bind_kernel", bind_kernel, METH_VARARGS,
      "bind_kernel($module, kernel, framework, name, doc, module=..., /)\n--\n\nThe "
      "call of a kernel as a builtin function."},
+    {"call_giving", (PyCFunction)(void (*)(void))dlb_call_giving, METH_FASTCALL,
+     "call_giving($module, kernel, give, /, *arrays)\n--\n\nCall a kernel with arrays "
+     "of "
+     "JAX, or return NotImplemented."},
     {"seal_kernel_type", seal_kernel_type, METH_O,
      "seal_kernel_type($module, kind, /)\n--\n\nCall a subclass's kernels in C "
      "although its `__call__` is Python."},

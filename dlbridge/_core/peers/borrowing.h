@@ -44,7 +44,8 @@ typedef struct {
     bool casts;                /* torch.autocast may cast arguments */
     dlb_torch_thread thread;   /* valid in the torch family */
     const dlb_target *target;  /* of a cached call; NULL: to be checked and found */
-    PyObject **objects;        /* of frame.tensors; borrowed, or NULL */
+    PyObject *give; /* makes the results of new Tensors; NULL: they are of the family */
+    PyObject **objects; /* of frame.tensors; borrowed, or NULL */
     int32_t dim_count, borrowed_count;
     int32_t made_count; /* new results, of which the call owns one reference */
     int32_t dim_room;   /* of `dims` and of `kept_dims` */

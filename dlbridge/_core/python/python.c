@@ -519,6 +519,54 @@ const DLPackExchangeAPI *dlb_parse_giving_table(PyObject *capsule) {
     return parse_table(capsule, true);
 }
 
+/* ---- dicts that are as they were ---- */
+
+static bool has_items(PyObject *dict, PyObject *contents) {
+    PyObject *key, *value, *own_key, *own_value;
+    Py_ssize_t at = 0, own_at = 0;
+    if (PyDict_GET_SIZE(dict) != PyDict_GET_SIZE(contents))
+        return false;
+    while (PyDict_Next(contents, &at, &key, &value))
+        if (!PyDict_Next(dict, &own_at, &own_key, &own_value) || key != own_key ||
+            value != own_value)
+            return false;
+    return true;
+}
+
+/* 1, 0, or -1 with an exception. */
+static int have_attributes(PyObject *objects, PyObject *dicts) {
+    Py_ssize_t count = PyTuple_GET_SIZE(objects);
+    Py_ssize_t each = count ? PyTuple_GET_SIZE(dicts) / count : 0;
+    int status = 1;
+    for (Py_ssize_t i = 0; status == 1 && i < count; i++) {
+        PyObject *own = PyObject_GenericGetDict(PyTuple_GET_ITEM(objects, i), NULL);
+        status = own ? own == PyTuple_GET_ITEM(dicts, i * each) : -1;
+        Py_XDECREF(own);
+    }
+    return status;
+}
+
+PyObject *dlb_have_items(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *objects, *dicts, *contents;
+    if (!PyArg_ParseTuple(args, "O!O!O!:have_items", &PyTuple_Type, &objects,
+                          &PyTuple_Type, &dicts, &PyTuple_Type, &contents))
+        return NULL;
+    if (PyTuple_GET_SIZE(dicts) != PyTuple_GET_SIZE(contents))
+        return PyErr_Format(PyExc_ValueError, "have_items: contents of other dicts");
+    int status = have_attributes(objects, dicts);
+    for (Py_ssize_t i = 0; status == 1 && i < PyTuple_GET_SIZE(dicts); i++) {
+        PyObject *dict = PyTuple_GET_ITEM(dicts, i);
+        PyObject *expected = PyTuple_GET_ITEM(contents, i);
+        if (!PyDict_Check(dict) || !PyDict_Check(expected))
+            return PyErr_Format(PyExc_TypeError, "have_items: %R is no dict",
+                                PyDict_Check(dict) ? expected : dict);
+        DLB_BEGIN_EXCLUSIVE(dict);
+        status = has_items(dict, expected);
+        DLB_END_EXCLUSIVE();
+    }
+    return status < 0 ? NULL : PyBool_FromLong(status);
+}
+
 /* ---- NumPy's C API ---- */
 
 int dlb_numpy_start(void) {

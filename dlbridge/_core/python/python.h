@@ -104,6 +104,8 @@ static inline bool dlb_is_only_reference(PyObject *object) {
 void dlb_share(PyObject *object);
 /* An interned str, made once and kept; borrowed. NULL with an exception. */
 PyObject *dlb_kept_name(_Atomic(PyObject *) *kept, const char *text);
+/* have_items(objects, dicts, contents), three tuples. */
+PyObject *dlb_have_items(PyObject *module, PyObject *args);
 /* The item of a list that others may change, a new reference; NULL with IndexError. */
 PyObject *dlb_list_item(PyObject *list, Py_ssize_t index);
 

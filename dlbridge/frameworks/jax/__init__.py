@@ -629,6 +629,13 @@ def _has_several_devices() -> bool:
     return jax.device_count() > 1 or len(jax.local_devices(backend="cpu")) > 1
 
 
+@cache
+def is_alone_on_cpu() -> bool:
+    """Return whether a CPU is the one device that JAX has, so that all its arrays are there."""
+    jax = ADAPTER.import_module()
+    return jax.default_backend() == "cpu" and not _has_several_devices()
+
+
 def _import_by_default(capsule: object) -> Any:
     """Import memory of the host on JAX's default device, where that is one of the CPU.
 

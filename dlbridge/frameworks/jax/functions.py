@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 
 from dlbridge import registry
+from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import adapter
 from dlbridge.exchange.protocol import describe
+from dlbridge.frameworks.jax import is_alone_on_cpu
 from dlbridge.frameworks.models import fixed, is_moving
 from dlbridge.kernels.gradients import Automatic, Derivable
 from dlbridge.kernels.kernel import Kernel
@@ -96,6 +98,7 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
     lock = registry.lock()
     parts = tuple(module.parameters), tuple(module.buffers)
     array_type = adapter.adapter("jax").array_type()
+    compute = _make_compute(module)
 
     def modes() -> Hashable:
         return jax.config.jax_enable_x64, module.modes()
@@ -135,7 +138,7 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
         packed = call.operands.pack(operands, jnp.concatenate)
         if call.traced.is_random:
             packed.append(jax.random.bits(rng, (), "uint32"))
-        made = call.kernel.jax(*packed) if call.results.groups else ()
+        made = compute(call.kernel, packed) if call.results.groups else ()
         several = made if isinstance(made, tuple | list) else (made,)
         found = call.results.unpack(several)
         count = len(call.traced.results)
@@ -147,6 +150,32 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
     function.__name__ = function.__qualname__ = module.name
     function.__doc__ = f"Call the module {module.name}: (params, *args, rng=None, **kwargs)."
     return function
+
+
+def _make_compute(module: Module) -> Callable[[Kernel, Sequence[Any]], Any]:
+    """Return what computes the results of a kernel from packed operands.
+
+    Where all values are at hand, there is nothing that JAX could add to one call: the kernel is
+    called on their memory, in this thread, and JAX is given the results. All else is a program of
+    JAX. It is also what commits results to the device of the operands.
+    """
+    is_clean, give = adapter.adapter("jax").untraced(), adapter.converter("jax")
+    config = jax.config
+
+    def compute(kernel: Kernel, packed: Sequence[Any]) -> Any:
+        if (
+            is_clean()
+            and any(getattr(each, "committed", False) for each in packed)
+            and not (config.jax_debug_nans or config.jax_debug_infs)
+            and "cpu" in module.platforms
+            and is_alone_on_cpu()
+        ):
+            made = native.call_giving(kernel, give, *packed)
+            if made is not NotImplemented:
+                return made
+        return kernel.jax(*packed)
+
+    return compute
 
 
 _ARRAY = object()  # stands for one

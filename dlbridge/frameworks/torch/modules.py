@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlbridge import registry
+from dlbridge._core import native
 from dlbridge.dtype import DType, as_dtype
 from dlbridge.errors import ArgumentError
 from dlbridge.exchange import trees
@@ -168,10 +169,12 @@ class Module:
         autocast = _autocast_now(self.platforms)
 
         def run(*packed: Any) -> Any:
+            if _autocast_now(self.platforms) == autocast:
+                return run_here(packed)
             with _in_autocast(self.platforms, autocast):
-                return run_here(*packed)
+                return run_here(packed)
 
-        def run_here(*packed: Any) -> Any:
+        def run_here(packed: Sequence[Any]) -> Any:
             operands = taken.unpack(packed)
             for place, dtype in casts:
                 operands[place] = operands[place].to(dtype)
@@ -184,8 +187,8 @@ class Module:
                     outcome, replaced = self._call(self._copy, operands, rebuild)
             else:
                 outcome, replaced = self._call(self._copy, operands, rebuild)
-            new = [replaced.get(place, operands[place]) for place in updated]
-            found = [*leaves_of(outcome), *new]
+            found = leaves_of(outcome)
+            found += [replaced.get(place, operands[place]) for place in updated]
             return made.outcome(_cast(found, dtypes), _join)
 
         count = len(taken.groups) + traced.is_random
@@ -211,12 +214,12 @@ class Module:
         """Return what the module returns, and the new tensors of buffers by their places."""
         args, kwargs = rebuild(operands[self.count :])
         with self._lock:
-            before = copy.put(operands)
             try:
+                copy.put(operands)
                 outcome = copy.module(*args, **kwargs)
                 return outcome, copy.replaced(operands)
             finally:
-                copy.restore(before)
+                copy.restore()
 
 
 class _Copy:
@@ -230,7 +233,8 @@ class _Copy:
         shared = {id(each): each for each in tensors}
         self.module = deepcopy(module, shared | _detached(module))
         places = {id(each): place for place, each in enumerate(tensors)}
-        self._parts = list(self.module.modules())
+        self._tensors = tensors
+        self._parts = tuple(self.module.modules())
         self._buffers = [
             (part._buffers, name, places[id(tensor)])
             for part in self._parts
@@ -243,29 +247,36 @@ class _Copy:
             for name, tensor in part._parameters.items()
             if tensor is not None
         ] + self._buffers
-        self._contents = [
-            (owner, owner.copy())
+        self._owners = tuple(
+            owner
             for part in self._parts
-            for owner in (part._parameters, part._buffers, part._modules)
-        ]
+            for owner in (vars(part), part._parameters, part._buffers, part._modules)
+        )
+        self._contents = tuple(owner.copy() for owner in self._owners)
 
-    def put(self, operands: Sequence[Any]) -> list[dict[str, Any]]:
-        """Put operands in the places of the tensors; return the attributes of all parts before."""
+    def put(self, operands: Sequence[Any]) -> None:
+        """Put operands in the places of the tensors."""
         for owner, name, place in self._slots:
             owner[name] = operands[place]
-        return [vars(part).copy() for part in self._parts]  # an LSTM keeps its weights
 
-    def restore(self, before: Sequence[dict[str, Any]]) -> None:
-        """Make the module as it was; `before` is of `put`."""
-        for owner, contents in self._contents:
-            if owner or contents:
-                owner.clear()
-                owner.update(contents)
-        for part, attributes in zip(self._parts, before, strict=True):
+    def restore(self) -> None:
+        """Make the module as it was: take the operands out, and undo what it wrote to itself."""
+        for owner, name, place in self._slots:
+            owner[name] = self._tensors[place]
+        if not native.have_items(self._parts, self._owners, self._contents):
+            native.defer_signals(self._restore_all)  # an LSTM keeps its weights
+
+    def _restore_all(self) -> None:
+        for owner, contents in zip(self._owners, self._contents, strict=True):
+            owner.clear()
+            owner.update(contents)
+        for part, attributes in zip(self._parts, self._owners[::4], strict=True):
             object.__setattr__(part, "__dict__", attributes)
 
     def replaced(self, operands: Sequence[Any]) -> dict[int, Any]:
         """Return what is in the places of buffers that a call has replaced."""
+        if not self._buffers:
+            return {}
         found = [(owner.get(name), place) for owner, name, place in self._buffers]
         return {place: new for new, place in found if new is not operands[place]}
 
