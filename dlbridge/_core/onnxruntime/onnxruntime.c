@@ -298,8 +298,9 @@ static reading fill_list(const void *info, const ort_scalar *scalar,
                          dlb_list_room *room) {
     const char *name = scalar->name;
     size_t integers = 0, floats = 0;
-    bool is_list =
-        is_ok(ort.KernelInfoGetAttributeArray_int64(info, name, NULL, &integers)) |
+    bool has_integers =
+        is_ok(ort.KernelInfoGetAttributeArray_int64(info, name, NULL, &integers));
+    bool has_floats =
         is_ok(ort.KernelInfoGetAttributeArray_float(info, name, NULL, &floats));
     if (integers > DLB_MAX_LISTED || floats > DLB_MAX_LISTED)
         return OTHER_LENGTH;
@@ -316,7 +317,7 @@ static reading fill_list(const void *info, const ort_scalar *scalar,
         return found;
     if (is_single(info, name))
         return OTHER_KIND;
-    return is_list ? READ : ABSENT;
+    return has_integers || has_floats ? READ : ABSENT;
 }
 
 /* The value of an attribute that is a list; the caller frees the room. Integers are
