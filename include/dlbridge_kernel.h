@@ -173,7 +173,8 @@ static inline int dlb_is_missing(const DLTensor *tensor) {
  * so any number of source files may export kernels. The pointers are exported symbols,
  * dlb_export_<function>, whatever -fvisibility says: --gc-sections keeps them, `nm -D`
  * lists them, and two exports of one name are an error of the linker. A version script
- * must leave dlb_* global.
+ * must leave dlb_* global. A file that only uses the types defines DLB_NO_EXPORTS
+ * before it includes this header: its library then has no table.
  *
  * This layout is read by every later dlbridge. Fields are only ever appended to these
  * structs, which say their own size; what a description leaves out is 0.
@@ -213,7 +214,7 @@ typedef struct {
     const void *const *end;
 } dlb_library;
 
-#if defined(__GNUC__) && defined(__ELF__)
+#if defined(__GNUC__) && defined(__ELF__) && !defined(DLB_NO_EXPORTS)
 extern __attribute__((weak, visibility("hidden")))
 const void *const __start_dlb_exports[];
 extern __attribute__((weak, visibility("hidden")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import dlbridge
 from dlbridge import DType, dtype
 from dlbridge.errors import AllocationError, ArgumentError, ExchangeError
+from dlbridge.kernels.elf import Image
 
 DTYPES = [name for name in dlbridge.__all__ if isinstance(getattr(dlbridge, name), DType)]
 PLAIN = [name for name in DTYPES if (name[0] in "iuf" and "_" not in name) or name == "bfloat16"]
@@ -153,3 +155,13 @@ def test_no_signature_shows_the_address_of_an_object(module: str) -> None:
         except (TypeError, ValueError):  # no function, or one of C that does not tell
             continue
         assert " object at 0x" not in shown, name
+
+
+# ---- the library of the core -------------------------------------------------------------------
+
+
+def test_the_library_of_the_core_shows_other_libraries_its_entries_alone() -> None:
+    """Python's, and ONNX Runtime's; names that begin with two underscores are of compilers."""
+    (library,) = Path(dlbridge._core.__file__).parent.glob("_cffi*.so")
+    shown = [name for name in Image(library).names() if not name.startswith("__")]
+    assert sorted(shown) == ["PyInit__cffi", "PyInit__native", "RegisterCustomOps"]

@@ -16,6 +16,8 @@
 #ifndef DLBRIDGE_CORE_KERNEL_KERNEL_H_
 #define DLBRIDGE_CORE_KERNEL_KERNEL_H_
 
+#define DLB_NO_EXPORTS
+
 #include "core.h"
 #include "dlbridge_kernel.h"
 #include "python/python.h"
