@@ -28,7 +28,7 @@ from dlbridge.mpi.engine import (
     deadline,
     engine,
 )
-from dlbridge.mpi.job import Nap, named
+from dlbridge.mpi.job import VAIN, Nap, named
 from dlbridge.signals import not_from_handler
 
 P = ParamSpec("P")
@@ -253,11 +253,12 @@ def channel(call: str, comm: Any = None, limit: Deadline | None = None) -> Chann
         )
     found = comm.Get_attr(_KEYS[0]) if _KEYS else None
     nap = Nap(0.001)
-    next_look = time.monotonic() + LOOK
+    began = time.monotonic()
+    next_look = began + LOOK
     while found is None:
         found = native.defer_signals(_go_on_making, running, comm)
         if found is None and nap.rest() and time.monotonic() > next_look:
-            _look_for_members(call, running, comm, limit)
+            _look_for_members(call, running, comm, began, limit)
             next_look = time.monotonic() + LOOK
     assert isinstance(found, Channel)
     return found
@@ -291,10 +292,17 @@ def _members(running: Engine, comm: Any) -> tuple[int, ...]:
     return tuple(comm.Get_group().Translate_ranks(None, world))
 
 
-def _look_for_members(call: str, running: Engine, comm: Any, limit: Deadline | None) -> None:
+def _look_for_members(
+    call: str, running: Engine, comm: Any, began: float, limit: Deadline | None
+) -> None:
     """Give up where the first use of a communicator waits in vain; a later call goes on."""
-    native.defer_signals(running.job.notice)
-    if gone := running.job.gone(frozenset(_members(running, comm))):
+    job = running.job
+    native.defer_signals(job.notice)
+    others = frozenset(_members(running, comm)) - {job.rank}
+    gone = job.gone(others)
+    if not gone and job.waits_in_vain(others, began, VAIN):
+        gone = others
+    if gone:
         raise MPIError(
             f"{call}: the first use of a communicator waits for {named(gone)}, which has ended; "
             "let every rank of it make the same calls"

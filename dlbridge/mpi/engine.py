@@ -21,7 +21,7 @@ from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.calls import with_advice
 from dlbridge.errors import ArgumentError, DLBridgeError, MPIError, MPITimeoutError
-from dlbridge.mpi.job import Job, Nap, end_together, named
+from dlbridge.mpi.job import GRACE, SLOWEST, VAIN, Job, Nap, end_together, named
 from dlbridge.signals import not_from_handler
 
 LOOK = 0.01  # seconds after which a wait looks who has left,
@@ -56,6 +56,7 @@ class Operation:
         channel: the communicator's, or None.
         peers: the ranks of the job without which it cannot end.
         nbytes: what it moves, for how long a wait stays awake.
+        since: the time of `time.monotonic` at which it began.
         kept: memory that MPI may still read or write.
         requests: requests of MPI not known to be complete.
         after: an operation that has to go on before this one does, or None.
@@ -69,7 +70,8 @@ class Operation:
 
     __slots__ = (
         "after", "any_peer", "call", "channel", "done", "error", "kept", "may_cancel", "nbytes",
-        "peers", "posted", "receive", "requests", "result", "source", "status", "steps", "tag",
+        "peers", "posted", "receive", "requests", "result", "since", "source", "status", "steps",
+        "tag",
     )  # fmt: skip
 
     def __init__(self, call: str, peers: frozenset[int]) -> None:
@@ -79,6 +81,7 @@ class Operation:
         self.any_peer = self.may_cancel = False
         self.source = self.tag = -1
         self.nbytes = 0
+        self.since = time.monotonic()
         self.kept: list[Any] = []
         self.requests: tuple[Any, ...] = ()
         self.after: Operation | None = None
@@ -229,7 +232,24 @@ class Engine:
 
     def _advance_everything(self) -> bool:
         active = [advance() for advance in self.others]
-        return native.defer_signals(self._advance_all) or any(active)
+        is_active = native.defer_signals(self._advance_all)
+        if is_active and (self.job.is_ending or self.job.left):
+            native.defer_signals(self._end_in_vain)
+        return is_active or any(active)
+
+    def _end_in_vain(self) -> None:
+        """At the end of this process, end what other ranks do not make any more."""
+        native.pass_on_begun()
+        job = self.job
+        everybody = frozenset(range(job.size)) - {job.rank}
+        for operation in tuple(self.active):
+            self._look_for_peers(operation)
+            is_own = operation.peers <= {job.rank}
+            if not is_own and not (operation.receive or operation).may_cancel:
+                continue
+            is_late = job.is_ending and job.waits_in_vain(everybody, operation.since, GRACE)
+            if is_late and not self._cancel(operation) and is_own and not operation.done:
+                self._end_with(operation, operation.peers)
 
     def test(self, operation: Operation) -> bool:
         """Advance what is under way; return whether this operation is over."""
@@ -320,13 +340,20 @@ class Engine:
             self.job.notice()
             gone = self.job.gone(operation.peers)
             is_over = gone == operation.peers if operation.any_peer else bool(gone)
+            if not is_over:
+                gone = operation.peers - {self.job.rank}
+                seconds = VAIN + operation.nbytes / SLOWEST
+                is_over = self.job.waits_in_vain(gone, operation.since, seconds)
             if is_over and not operation.done:
-                names = ", ".join(map(str, sorted(gone)))
-                operation.error = MPIError(
-                    f"{operation.call}: waits for rank {names}, which has ended; let every rank "
-                    "make the same calls, and none exit before the others are served"
-                )
-                self._end(operation)
+                self._end_with(operation, gone)
+
+    def _end_with(self, operation: Operation, gone: frozenset[int]) -> None:
+        """End an operation that waits for ranks in vain."""
+        operation.error = MPIError(
+            f"{operation.call}: waits for {named(gone)}, which has ended; let every rank "
+            "make the same calls, and none exit before the others are served"
+        )
+        self._end(operation)
 
 
 def _take_back(operation: Operation) -> bool:

@@ -23,9 +23,12 @@ from dlbridge import registry
 from dlbridge.errors import FrameworkMissingError, MPIError
 from dlbridge.signals import not_from_handler
 
-_LEFT = 1  # the tag by which a process says that it has left
+_LEFT = 1  # the tag by which a process says that it has left,
+_ENDING = 2  # and that its script has ended, and what it has begun has not
 GRACE = 1.0  # seconds in which messages sent before may still arrive
 PATIENCE = 10.0  # seconds after which a process says whose end it waits for; then twice as long
+VAIN = 30.0  # seconds without end of a call whose other ranks make no calls any more,
+SLOWEST = 1e7  # and one more for so many bytes of it
 FORWARDING = 0.2  # seconds that mpiexec gets to pass on what an aborting rank has printed
 
 
@@ -50,6 +53,7 @@ class Job:
         self._process = os.getpid()
         self._control = world.Dup()
         self._left: dict[int, float] = {}
+        self._ending: dict[int, float] = {}
         self._mark = bytearray(1)
         self.lost: frozenset[int] = frozenset()
         self.watched = [self._control]
@@ -113,10 +117,10 @@ class Job:
 
     def _read_marks(self) -> None:
         status = self.mpi.Status()
-        while self._control.Iprobe(self.mpi.ANY_SOURCE, _LEFT, status):
-            source = status.Get_source()
-            self._control.Recv([self._mark, 1, self.mpi.BYTE], source, _LEFT)
-            self._left[source] = time.monotonic()
+        while self._control.Iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG, status):
+            source, tag = status.Get_source(), status.Get_tag()
+            self._control.Recv([self._mark, 1, self.mpi.BYTE], source, tag)
+            (self._left if tag == _LEFT else self._ending)[source] = time.monotonic()
 
     @property
     def left(self) -> frozenset[int]:
@@ -127,6 +131,20 @@ class Job:
         """Return which of these ranks left so long ago that nothing of theirs can be on its way."""
         now = time.monotonic()
         return frozenset(rank for rank in ranks if now - self._left.get(rank, now) > GRACE)
+
+    def waits_in_vain(self, ranks: frozenset[int], since: float, seconds: float) -> bool:
+        """Return whether these ranks have made all their calls, and none of them is the one.
+
+        That is so if all of them have come to the end of their scripts, and what began at `since`
+        is not over so many seconds later: each goes on with what it has begun.
+        """
+        there = (self._left.get(rank, self._ending.get(rank, math.inf)) for rank in ranks)
+        return time.monotonic() > max(since, *there) + seconds if ranks else False
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the scripts of all ranks have ended."""
+        return self._has_ended and len({*self._left, *self._ending}) >= self.size - 1
 
     def leave(self, progress: Any) -> None:
         """Finish what was sent, tell the others, and wait until they leave as well.
@@ -140,19 +158,17 @@ class Job:
         for function in self.ending:
             function()
         others = [rank for rank in range(self.size) if rank != self.rank]
+        sent = self._tell(others, _ENDING) if progress() else []
         nap = Nap(0.0)
         while progress() and len(self._left) < len(others):
             self.notice()
             nap.rest()
         self.notice()
-        byte = [bytearray(1), 1, self.mpi.BYTE]
-        sent = {
-            rank: self._control.Isend(byte, rank, _LEFT) for rank in others if self.is_there(rank)
-        }
+        sent += self._tell(others, _LEFT)
         nap, patience = Nap(0.0), PATIENCE
         says_at = time.monotonic() + patience
         while len(self._left) < len(others) or not all(
-            not self.is_there(rank) or request.Test() for rank, request in sent.items()
+            not self.is_there(rank) or request.Test() for rank, request in sent
         ):
             self.notice()
             progress()
@@ -166,6 +182,13 @@ class Job:
                     f"for {waits_for} to end as well\n"
                 )
                 sys.stderr.flush()
+
+    def _tell(self, others: list[int], tag: int) -> list[tuple[int, Any]]:
+        """Return the requests of what the others are told, with their ranks."""
+        byte = [bytearray(1), 1, self.mpi.BYTE]
+        return [
+            (rank, self._control.Isend(byte, rank, tag)) for rank in others if self.is_there(rank)
+        ]
 
     def is_there(self, rank: int) -> bool:
         """Return whether messages of this process to a rank can arrive."""

@@ -3629,6 +3629,48 @@ def never_uses_a_communicator() -> None:
     ends_with(lambda: None, lambda: mpi.barrier(comm=comm))
 
 
+def waits_for_one_that_has_dropped_a_call() -> None:
+    """Rank 1 waits for nothing that rank 0 has begun; nor does what that has begun end."""
+    import_module("dlbridge.mpi.engine").VAIN = 0.5
+    ends_with(lambda: mpi.irecv(1, 5), lambda: mpi.allreduce([np.ones(3), np.ones(30000)]))
+
+
+def drops_calls() -> None:
+    """All ranks drop calls that others do not make: neither they nor their ends wait for these."""
+    import_module("dlbridge.mpi.engine").VAIN = 0.5
+    rank, size = mpi.rank(), mpi.size()
+    large = np.ones(300_000)
+    mpi.allreduce([large, large])  # C learns it
+    mpi.isend(large, (rank + 1) % size, 1)
+    mpi.isend(large, rank, 2)
+    for source in ((rank + 1) % size, rank, None):
+        mpi.irecv(source, 3)
+        mpi.isendrecv(large, rank, source, 2, 3)
+    if rank < size - 1:
+        for _ in range(2):
+            mpi.iallreduce([large, large])
+            mpi.ibcast([large, np.ones(rank + 1)])
+            mpi.iallgather(large)
+
+
+def drops_calls_that_others_make_late() -> None:
+    """What rank 0 has begun before its end takes place."""
+    import_module("dlbridge.mpi.engine").VAIN = 0.5
+    rank, others = mpi.rank(), range(1, mpi.size())
+    x = np.ones(300_000)
+    if rank == 0:
+        mpi.iallreduce([x, x])
+        for each in others:
+            mpi.isend(x, each)
+            mpi.irecv(each)
+        return
+    pause(2.0)
+    for total in mpi.allreduce([x, x]):
+        check(total, x * mpi.size())
+    check(mpi.recv(0), x)
+    mpi.send(x, 0)
+
+
 def ranks_survive() -> None:
     """The last rank is killed: calls that need it raise MPIError; the others go on."""
     rank, last = mpi.rank(), mpi.size() - 1

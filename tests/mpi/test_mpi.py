@@ -196,6 +196,7 @@ ENDS = {
     "is_interrupted_at_its_end": "KeyboardInterrupt",
     "receives_nothing": "send: waits for rank 0, which has ended",
     "never_uses_a_communicator": "the first use of a communicator waits for rank 0",
+    "waits_for_one_that_has_dropped_a_call": "allreduce: waits for rank 0, which has ended",
 }
 
 
@@ -223,6 +224,15 @@ def test_a_rank_at_the_end_of_its_script_says_for_whom_it_waits() -> None:
 @pytest.mark.subprocess
 def test_a_rank_may_end_early() -> None:
     done = start(2, PROGRAMS, "-", "ends_early", timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", ["drops_calls", "drops_calls_that_others_make_late"])
+def test_the_end_waits_for_no_call_that_no_rank_makes(name: str, count: int) -> None:
+    done = start(count, PROGRAMS, "-", name, timeout=100)
     assert done.returncode == 0, done.stderr
 
 

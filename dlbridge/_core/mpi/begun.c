@@ -645,6 +645,18 @@ static PyObject *is_begun_over(PyObject *Py_UNUSED(module), PyObject *over) {
     return PyBool_FromLong(found);
 }
 
+static PyObject *pass_on_begun(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+    int done = 0;
+    DLB_BEGIN_EXCLUSIVE(THE_BEGUN);
+    while (under_way.first != NULL && done >= 0) {
+        begun *self = (begun *)Py_NewRef(under_way.first);
+        done = hand_over(self);
+        Py_DECREF(self);
+    }
+    DLB_END_EXCLUSIVE();
+    return done < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static begun *request_at(PyObject *requests, Py_ssize_t i) {
     PyObject *item = PyList_GET_ITEM(requests, i);
     if (PyObject_TypeCheck(item, &dlb_BegunType))
@@ -721,6 +733,8 @@ PyMethodDef dlb_begun_functions[] = {
     {"is_begun_over", is_begun_over, METH_O,
      "is_begun_over($module, peers, /)\n--\n\n"
      "Return whether a call that C has begun is under way between these peers."},
+    {"pass_on_begun", pass_on_begun, METH_NOARGS,
+     "pass_on_begun($module, /)\n--\n\nHave Python go on with all that C has begun."},
     {"awake", awake, METH_VARARGS,
      "awake($module, near, nbytes, /)\n--\n\n"
      "Return the seconds for which a wait yields the processor before it sleeps."},
