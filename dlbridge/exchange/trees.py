@@ -164,10 +164,18 @@ def tensors_of(tree: object, *, keeps_unknown: bool = False) -> list[tuple[str, 
     return list(found.values())
 
 
-def with_tensors(tree: Any, tensors: Iterable[Any]) -> Any:
-    """Return a container with others in place of its tensors, in the order of `tensors_of`."""
+def with_tensors(tree: Any, tensors: Iterable[Any], *, keeps_keys: bool = False) -> Any:
+    """Return a container with others in place of its tensors, in the order of `tensors_of`.
+
+    Args:
+        tree: the container.
+        tensors: the others.
+        keeps_keys: whether those in the place of random keys are their data, and become keys.
+    """
     new = iter(tensors)
-    return _Walk(lambda _: next(new), False).node(tree, "")
+    walk = _Walk(lambda _: next(new), False)
+    walk.keeps_keys = keeps_keys
+    return walk.node(tree, "")
 
 
 class _Walk:
@@ -176,6 +184,7 @@ class _Walk:
     Attributes:
         memo: what has become of the tensors and containers so far.
         framework: the target, to which its own random keys go as keys.
+        keeps_keys: whether all random keys go as keys.
         in_c: continues the walk in C, which knows plain containers; None walks here.
         calls: in whose name `convert` refuses; the refusal of a leaf is that of `convert_tree`.
         above: the containers around the present node, by address.
@@ -185,6 +194,7 @@ class _Walk:
     """
 
     framework: adapter.Framework | None = None
+    keeps_keys = False
     in_c: Callable[[Any, _Walk, str], Any] | None = None
     calls: tuple[str, ...] = ()
 
@@ -259,7 +269,8 @@ class _Walk:
 
     def _convert_key(self, key: adapter.Key) -> Any:
         data = self.convert(key.data)
-        return key.remake(data) if key.framework is self.framework else data
+        is_kept = self.keeps_keys or key.framework is self.framework
+        return key.remake(data) if is_kept else data
 
     # ---- attributes ----
 

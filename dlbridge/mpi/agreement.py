@@ -8,7 +8,8 @@ may follow in the same rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -22,7 +23,10 @@ from dlbridge.mpi.engine import Operation, Steps
 from dlbridge.mpi.values import Kind
 from dlbridge.tensor.memory import empty
 
-_TEXT = 256  # bytes in which a rank says what it passed, where ranks do not agree
+_TEXT = 256  # bytes in which a rank says what it passed, where ranks do not agree,
+_MARK = 8  # and by which they compare each tensor of a tree
+
+_TREE = re.compile(r"a tree of (\d+) tensors")
 
 Combine = Callable[[memoryview, memoryview, bool], None]
 Values = tuple[native.TensorBase, native.TensorBase, native.Reduction]
@@ -32,6 +36,29 @@ Values = tuple[native.TensorBase, native.TensorBase, native.Reduction]
 def digest(name: str, arguments: str) -> bytes:
     """Return the 16 bytes by which ranks compare a function and its arguments."""
     return blake2b(f"{name}({arguments})".encode(), digest_size=16).digest()
+
+
+class TreeArguments(str):
+    """The arguments of a call with a tree.
+
+    Attributes:
+        leaves: the path, shape and dtype of each tensor.
+    """
+
+    __slots__ = ("leaves",)
+
+    leaves: tuple[str, ...]
+
+    @classmethod
+    def of(cls, call: str, leaves: Sequence[str], nbytes: int, arguments: str) -> TreeArguments:
+        """Return them with the arguments beside the tree."""
+        structure = digest(call, "; ".join(leaves)).hex()[:8]
+        made = cls(
+            f"a tree of {len(leaves)} tensors, {nbytes} bytes, with paths, shapes and "
+            f"dtypes {structure}, {arguments}"
+        )
+        made.leaves = tuple(leaves)
+        return made
 
 
 class Ballot:
@@ -120,6 +147,8 @@ def copy(
     target: native.TensorBase | None,
     root: int = 0,
     made: native.Collective | None = None,
+    *,
+    passes: bool = True,
 ) -> Steps:
     """Copy from tensor to tensor, after a ballot on which the ranks agreed, or did not.
 
@@ -132,12 +161,14 @@ def copy(
         target: where it goes to, None where this rank receives nothing.
         root: of those that have one.
         made: what copies it, if that was made before.
+        passes: whether the turn of the operation is over then.
     """
     operation.kept += [source, target]
     if not over.peers.is_direct:
         yield from over.turn(operation)
         request = _post(over, name, source, target, root)
-        over.pass_turn(operation)
+        if passes:
+            over.pass_turn(operation)
         yield (request,)
         return
     state = made or native.Collective(over.peers, name, source, target, root)
@@ -178,17 +209,60 @@ def _disagree(channel: Channel, operation: Operation, ballot: Ballot | TreeCall)
     is_tree = arguments.startswith("a tree")  # which has no shape and dtype of its own
     passed = ", ".join(filter(None, ("" if is_tree else str(kind), arguments)))
     said = f"{name}({passed})" if ballot.error is None else str(ballot.error)
-    text, texts = empty((_TEXT,), "uint8"), empty((channel.size, _TEXT), "uint8")
-    np.asarray(text)[:] = np.frombuffer(said.encode()[:_TEXT].ljust(_TEXT, b"\0"), np.uint8)
-    yield from copy(channel, operation, ballot.state, "allgather", text, texts)
-    who: dict[str, list[str]] = {}
-    for rank in range(channel.size):
-        line = bytes(np.asarray(texts)[rank]).rstrip(b"\0")
-        who.setdefault(line.decode(errors="replace"), []).append(str(rank))
-    if len(who) == 1 and ballot.error is not None:
+    texts = yield from _texts_of_all(channel, operation, ballot, said)
+    if len({*texts}) == 1 and ballot.error is not None:
         raise ballot.error
-    lines = [f"rank {', '.join(ranks)}: {line}" for line, ranks in who.items()]
+    what = f"got {_by_rank(texts)}"
+    counts = [int(found[1]) for found in map(_TREE.search, texts) if found is not None]
+    differ = len({text.rpartition(", ")[0] for text in texts}) > 1
+    if differ and len(counts) == channel.size and isinstance(arguments, TreeArguments):
+        first = yield from _first_difference(channel, operation, ballot, arguments, max(counts))
+        what += f"; the first tensor that differs is, of {_by_rank(first)}"
     raise ArgumentError(
         "mpi: all ranks must make the same call with the same shape and dtype; nothing was "
-        f"exchanged; got {'; '.join(lines)}"
+        f"exchanged; {what}"
     ) from ballot.error
+
+
+def _by_rank(texts: Sequence[str]) -> str:
+    who: dict[str, list[str]] = {}
+    for rank, text in enumerate(texts):
+        who.setdefault(text, []).append(str(rank))
+    return "; ".join(f"rank {', '.join(ranks)}: {text}" for text, ranks in who.items())
+
+
+def _rows_of_all(
+    channel: Channel, operation: Operation, ballot: Ballot | TreeCall, row: bytes
+) -> Generator[Any, None, list[bytes]]:
+    """Return the row of each rank; all are of one size."""
+    own, rows = empty((len(row),), "uint8"), empty((channel.size, len(row)), "uint8")
+    np.asarray(own)[:] = np.frombuffer(row, np.uint8)
+    yield from copy(channel, operation, ballot.state, "allgather", own, rows, passes=False)
+    return [bytes(each) for each in np.asarray(rows)]
+
+
+def _texts_of_all(
+    channel: Channel, operation: Operation, ballot: Ballot | TreeCall, text: str
+) -> Generator[Any, None, list[str]]:
+    row = text.encode()[:_TEXT].ljust(_TEXT, b"\0")
+    rows = yield from _rows_of_all(channel, operation, ballot, row)
+    return [each.rstrip(b"\0").decode(errors="replace") for each in rows]
+
+
+def _first_difference(
+    channel: Channel,
+    operation: Operation,
+    ballot: Ballot | TreeCall,
+    arguments: TreeArguments,
+    count: int,
+) -> Generator[Any, None, list[str]]:
+    """Return what each rank has where their trees, of at most so many tensors, first differ."""
+    leaves = arguments.leaves
+    marks = b"".join(blake2b(leaf.encode(), digest_size=_MARK).digest() for leaf in leaves)
+    row = marks.ljust(count * _MARK, b"\0")
+    rows = yield from _rows_of_all(channel, operation, ballot, row)
+    starts = range(0, count * _MARK, _MARK)
+    differs = (len({each[start : start + _MARK] for each in rows}) > 1 for start in starts)
+    number = next((number for number, found in enumerate(differs) if found), 0)
+    own = leaves[number] if number < len(leaves) else "none"
+    return (yield from _texts_of_all(channel, operation, ballot, own))

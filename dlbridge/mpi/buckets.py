@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from dlbridge._core import native
-from dlbridge.errors import ArgumentError, DLBridgeError
+from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError
 from dlbridge.exchange.trees import tensors_of, with_tensors
 from dlbridge.mpi import reductions
-from dlbridge.mpi.agreement import Ballot, TreeCall, agree, digest
+from dlbridge.mpi.agreement import Ballot, TreeArguments, TreeCall, agree, digest
 from dlbridge.mpi.channel import Channel, begins, check_rank
 from dlbridge.mpi.collectives import Call, prepare
 from dlbridge.mpi.engine import Operation, Request, Steps
@@ -37,6 +38,7 @@ _ALIGNED = 64  # bytes: where the tensors of a bucket begin
 _REFUSALS = DLBridgeError, TypeError, ValueError, MemoryError, RecursionError
 
 Result = Callable[[Kind], Kind]
+Places = list[tuple[str, Any]]
 
 
 class Bucket:
@@ -106,6 +108,15 @@ class Bucket:
             yield call.finish(part if part.is_contiguous else part.copy())
 
 
+def _at(path: str, error: Exception) -> Exception:
+    """Return a refusal whose text says which tensor of a tree it is about."""
+    text, reason = str(error), ""
+    if isinstance(error, ExchangeError):
+        text, reason = text.removesuffix(f" [{error.reason}]"), f" [{error.reason}]"
+    error.args = (f"{text} (at {path} of the tree){reason}",)
+    return error
+
+
 class Tree:
     """One call with a tree, checked as far as one rank can.
 
@@ -140,27 +151,19 @@ class Tree:
         outs: list[Any] = [None] * len(found)
         if out is not None:
             places = tensors_of(out)
-            if [path for path, _ in places] != [path for path, _ in found]:
-                raise ArgumentError(
-                    f"{self.name}: out must be a tree with tensors in the same places as the "
-                    f"first one, {len(found)}, got {len(places)}; make it like that"
-                )
+            _check_places(self.name, found, places)
             outs = [x for _, x in places]
         said = []
         for (path, x), to in zip(found, outs, strict=True):
             call = prepare(self.name, x, to, result)
             if call.error is not None:
-                call.error.add_note(f"at {path} of the tree")
-                raise call.error
+                raise _at(path, call.error)
             assert call.source is not None
             self.calls.append(call)
             said.append(f"{path}: {call.source.kind}")
             self.nbytes += call.source.tensor.nbytes
-        structure = digest(self.name, "; ".join(said)).hex()[:8]
-        self.arguments = (
-            f"a tree of {len(self.calls)} tensors, {self.nbytes} bytes, with paths, shapes and "
-            f"dtypes {structure}, {self.arguments.removeprefix('a tree, ')}"
-        )
+        arguments = self.arguments.removeprefix("a tree, ")
+        self.arguments = TreeArguments.of(self.name, said, self.nbytes, arguments)
 
     def fill(self, gets_result: bool) -> None:
         """Pack small tensors, and allocate the results."""
@@ -212,7 +215,18 @@ class Tree:
 
     def made_of(self, results: list[Any], out: Any) -> Any:
         """Return the tree of these results, or `out`, whose tensors they are."""
-        return out if out is not None else with_tensors(self.tree, results)
+        return out if out is not None else with_tensors(self.tree, results, keeps_keys=True)
+
+
+def _check_places(call: str, found: Places, out: Places) -> None:
+    pairs = zip_longest((path for path, _ in found), (path for path, _ in out), fillvalue="none")
+    for wanted, got in pairs:
+        if wanted != got:
+            raise ArgumentError(
+                f"{call}: out must be a tree with tensors in the same places as the first one, "
+                f"{len(found)}, got {len(out)}; the first place that differs is "
+                f"{got or 'the whole'} instead of {wanted}; a tensor that occurs twice counts once"
+            )
 
 
 Post = Callable[[Bucket], Any]

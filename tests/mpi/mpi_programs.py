@@ -1058,10 +1058,33 @@ def trees_that_do_not_agree() -> None:
             assert not out["a"].any()
             assert not out["b"].any()
             assert mpi.allreduce(np.ones(1)).tolist() == [size]
+    for bad, first in (
+        (
+            {"a": np.ones(3), "b": [np.ones(3, "float32")]},
+            "['b']: float64[30000]; rank 1: ['b'][0]",
+        ),
+        (
+            {"a": np.ones((3, 1)), "b": np.ones(5)},
+            "['a']: float64[3]; rank 1: ['a']: float64[3, 1]",
+        ),
+        ({**good, "c": np.ones(0)}, "none; rank 1: ['c']: float64[0]"),
+        ({}, "['a']: float64[3]; rank 1: none"),
+    ):
+        others = ", ".join(str(each) for each in range(size) if each != 1)
+        text = f"the first tensor that differs is, of rank {others}: {first}"
+        for call in (mpi.iallreduce, mpi.ibcast, mpi.igather):
+            refused(ArgumentError, text, call(bad if rank == 1 else good).wait)
+            assert mpi.allreduce(np.ones(1)).tolist() == [size]
     refused(ArgumentError, "op must be one of", mpi.allreduce, good, "plus")
     refused(ArgumentError, "root must be a rank", mpi.bcast, good, size)
-    refused(ArgumentError, "same places", mpi.allreduce, good, out={"a": np.zeros(3)})
-    refused(ArgumentError, "mean of int64", mpi.allreduce, {"a": np.ones(3, "int64")}, "mean")
+    text = "is none instead of ['b']; a tensor that occurs twice counts once"
+    refused(ArgumentError, text, mpi.allreduce, good, out={"a": np.zeros(3)})
+    refused(ArgumentError, "is the whole instead of ['a']", mpi.allreduce, good, out=np.zeros(3))
+    text = "mean of int64 is not defined; convert it first (at ['a'] of the tree)"
+    refused(ArgumentError, text, mpi.allreduce, {"a": np.ones(3, "int64")}, "mean")
+    locked = {"a": np.zeros(3), "b": np.frombuffer(bytes(240_000))}
+    text = "without out the result is returned (at ['b'] of the tree) [readonly]"
+    refused(ExchangeError, text, mpi.allreduce, good, out=locked)
 
     def no_memory(*_: Any) -> Any:
         raise MemoryError("there is none")
@@ -1650,6 +1673,9 @@ def collectives_of_many_ranks() -> None:
             pairs = zip(tensors_of(got or {}), tensors_of(expected or {}), strict=True)
             for (_, x), (_, y) in pairs:
                 check(x, y)
+    wrong = [mpi.iallreduce([np.ones(rank // (size - 1) + 1)], comm=comm) for _ in range(3)]
+    for each in reversed(wrong) if rank % 2 else wrong:
+        refused(ArgumentError, f"rank {size - 1}: [0]: float64[2]", each.wait)
     wrong = [mpi.iallgather(np.ones(3 + rank), comm=comm) for _ in range(3)]
     for each in reversed(wrong) if rank % 2 else wrong:
         refused(ArgumentError, "all ranks must make the same call", each.wait)
@@ -3337,6 +3363,8 @@ def trees_of_frameworks() -> None:
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(got))
     assert got["b"][1].dtype == jnp.bfloat16
     check(np.asarray(got["w"]), np.full((3, 2), sum(range(1, size + 1)), "float32"))
+    keys = {"dropout": jax.random.key(rank), "x": jnp.ones(2)}
+    assert jax.random.key_data(mpi.bcast(keys, 1)["dropout"]).tolist() == [0, 1]  # a key
     stacked = mpi.gather(parameters)
     assert rank or stacked["w"][:, 0, 0].tolist() == list(range(1, size + 1))
 
