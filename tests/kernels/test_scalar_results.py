@@ -794,6 +794,16 @@ def test_a_function_of_the_framework_itself_is_differentiated_by_it(
 # ---- programs of JAX and TensorFlow --------------------------------------------------------------
 
 
+def test_jax_without_64_bits_names_its_own_arrays_in_refusals(framework: Any) -> None:
+    jax = framework("jax")
+    kernel = dlbridge.wrap(
+        lambda x: float(x.sum()), "scalar::total(x: f64[n]) -> float", abi="python:numpy"
+    )
+    advice = r"got f32\[4\] \(jax\.Array, cpu\).*jax\.config\.update\(\"jax_enable_x64\", True\)"
+    with pytest.raises(UnsupportedTypeError, match=advice):
+        kernel(jax.numpy.asarray(X))
+
+
 @pytest.mark.parametrize("is_wide", [False, True], ids=["32 bits", "64 bits"])
 def test_numbers_of_traced_programs_of_jax_are_arrays_without_dimensions(
     is_wide: bool, everything: dlbridge.Kernel, framework: Any

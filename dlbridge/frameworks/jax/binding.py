@@ -24,7 +24,7 @@ import numpy as np
 from dlbridge import registry
 from dlbridge._core import native
 from dlbridge.dtype import DType
-from dlbridge.errors import ExchangeError, KernelError, UnsupportedTypeError
+from dlbridge.errors import ArgumentError, ExchangeError, KernelError, UnsupportedTypeError
 from dlbridge.exchange import adapter
 from dlbridge.frameworks.jax import program as jax_program
 from dlbridge.frameworks.jax.program import Plan, Program, make_block
@@ -394,12 +394,21 @@ class Jax(Sliced):
         assert numbers is not None
         names = iter([name for name, _ in named_tensors(kernel, arguments)])
         like = next((each for each in in_row(arguments.tensors) if each is not None), None)
+
+        def abstractly(tensors: list[Any]) -> Any:
+            args, kwargs = schema.spell(tensors, arguments.scalars)
+            return numbers.tensors.jax(*args, **kwargs)
+
         tensors = [
             None if value is None else self._take_all(kernel, next(names), value)
             for value in arguments.tensors
         ]
         args, kwargs = schema.spell(tensors, arguments.scalars)
-        found = numbers.tensors.dlbridge(*args, **kwargs)
+        try:
+            found = numbers.tensors.dlbridge(*args, **kwargs)
+        except (UnsupportedTypeError, ArgumentError):
+            jax.eval_shape(abstractly, arguments.tensors)  # whose refusal knows arrays of JAX
+            raise
         several = found if isinstance(found, tuple) else (found,)
         results = [
             each if each is None or place in schema.numbers else self._give_all(each, like)
