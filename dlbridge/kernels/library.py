@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Unpack
@@ -168,43 +168,68 @@ class Library:
         return f"Library({self.path!r}{kernels})"
 
 
-def kernels_of(given: Kernel | Library | Iterable[Kernel], call: str) -> list[Kernel]:
+def kernels_of(
+    given: Kernel | Library | Iterable[Kernel], call: str, check: Callable[[Kernel], None]
+) -> list[Kernel]:
     """Return the kernels of an argument that is one, several, or a library of them.
+
+    Of a library they are those that a model can have; one that is given by itself must be such.
+
+    Args:
+        given: what a user passed.
+        call: the function that it was passed to, for texts.
+        check: raises an ArgumentError for what this function cannot have besides.
 
     Raises:
         ArgumentError: there is anything else, or a kernel that no model can have: it has no
             schema, a list of tensors or an optional result, an argument that is a dtype, or a
-            result whose size it says.
+            result whose size it says; or a library has no other kernels.
     """
+    is_library = isinstance(given, Library)
     if isinstance(given, Library):
         given = given.kernels.values()
-    found = [given] if isinstance(given, Kernel) or not isinstance(given, Iterable) else list(given)
-    for kernel in found:
+    found, refused = [], []
+    for kernel in (
+        [given] if isinstance(given, Kernel) or not isinstance(given, Iterable) else given
+    ):
         if not isinstance(kernel, Kernel):
             raise ArgumentError(f"{call}: kernels must be kernels, got {type(kernel).__name__}")
-        if kernel.schema is None:
+        try:
+            _check_node(kernel, call)
+            check(kernel.tensors)  # which a model has in place of numbers
+        except ArgumentError as error:
+            if not is_library:
+                raise
+            refused.append(error)
+        else:
+            found.append(kernel.tensors)
+    if refused and not found:
+        raise refused[0]
+    return found
+
+
+def _check_node(kernel: Kernel, call: str) -> None:
+    """Refuse what no node of ONNX Runtime can be."""
+    if kernel.schema is None:
+        raise ArgumentError(f"{call}: {kernel.name} has no schema, which operators of a model need")
+    if kernel.schema.has_lists:
+        raise ArgumentError(
+            f"{call}: {kernel.name}: it has a list of tensors or an optional result, and "
+            "operators of ONNX Runtime here have none; pass a kernel whose arguments and "
+            "results are one tensor each"
+        )
+    if kernel.schema.counts:
+        raise ArgumentError(
+            f"{call}: {kernel.name}: the kernel says {kernel.schema.counts[0].value}, and ONNX "
+            "Runtime asks for the shapes of outputs before it runs; pass kernel.bounded, whose "
+            "outputs have the bound"
+        )
+    for part in kernel.schema.scalars:
+        if part.kind == "dtype":
             raise ArgumentError(
-                f"{call}: {kernel.name} has no schema, which operators of a model need"
+                f"{call}: {kernel.name}: argument {part.name!r} is a dtype, and in ONNX no "
+                "attribute says the dtype of a result; pass a kernel for each dtype"
             )
-        if kernel.schema.has_lists:
-            raise ArgumentError(
-                f"{call}: {kernel.name}: it has a list of tensors or an optional result, and "
-                "operators of ONNX Runtime here have none; pass a kernel whose arguments and "
-                "results are one tensor each"
-            )
-        if kernel.schema.counts:
-            raise ArgumentError(
-                f"{call}: {kernel.name}: the kernel says {kernel.schema.counts[0].value}, and ONNX "
-                "Runtime asks for the shapes of outputs before it runs; pass kernel.bounded, whose "
-                "outputs have the bound"
-            )
-        for part in kernel.schema.scalars:
-            if part.kind == "dtype":
-                raise ArgumentError(
-                    f"{call}: {kernel.name}: argument {part.name!r} is a dtype, and in ONNX no "
-                    "attribute says the dtype of a result; pass a kernel for each dtype"
-                )
-    return [kernel.tensors for kernel in found]  # a model has tensors in place of numbers
 
 
 @public

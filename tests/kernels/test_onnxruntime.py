@@ -536,6 +536,72 @@ def test_a_kernel_that_cannot_be_an_operator_is_refused_before_any_is_registered
     dlbridge.register_onnxruntime(options, [])
 
 
+def test_options_take_the_kernels_of_a_namespace_in_one_call(scale: Any) -> None:
+    """ONNX Runtime would refuse to open a session; those that are there are passed over."""
+    options = ort.SessionOptions()
+    dlbridge.register_onnxruntime(options, scale)
+    dlbridge.register_onnxruntime(options, [scale])
+    other = dlbridge.wrap(lambda x: x, "onnx_other::same(x: f32[n]) -> f32[n]", abi="python:numpy")
+    dlbridge.register_onnxruntime(options, [scale, other])
+    beside = compiled("scale", "beside(x: f32[n]) -> f32[n]")
+    with pytest.raises(ArgumentError, match=f"have {DOMAIN}::scale already, .* in one call"):
+        dlbridge.register_onnxruntime(options, [beside])
+    dlbridge.register_onnxruntime(ort.SessionOptions(), [beside, scale])
+    node = onnx.helper.make_node("same", ["x"], ["y"], domain="onnx_other")
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n"])
+    graph = onnx.helper.make_graph([node], "g", [value], [onnx.ValueInfoProto(name="y")])
+    domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("onnx_other", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=domains, ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    assert session.run(None, {"x": np.ones(2, "f4")})[0].tolist() == [1, 1]
+
+
+def test_of_a_library_those_kernels_are_registered_that_a_model_can_have(tmp_path: Path) -> None:
+    """Beside some with lists, dtypes, sizes that the kernel says, or dtypes that ONNX lacks."""
+    schemas = {
+        "one": "some::one(x: f32[n]) -> f32[n]",
+        "two": "some::two(xs: f32[n][]) -> f32[1]",
+        "three": "some::three(x: f32[n], *, to: dtype) -> to[n]",
+        "four": "some::four(x: f32[n]) -> f32[k<=n]",
+        "five": "some::five(x: f32[n], *, at: bool = False) -> (f32[n], i64[n]? if at)",
+        "six": "some::six(x: c64[n]) -> c64[n]",
+        "seven": "some::seven(x!: f32[n])",
+        "eight": "some::eight(x: f32[n]) -> float",
+    }
+    source, path = tmp_path / "some.c", tmp_path / "libsome.so"
+    source.write_text(
+        '#include "dlbridge_kernel.h"\n'
+        + "".join(
+            f"static int {name}(void *c, DLTensor *t, int n) {{ (void)c; (void)t; return n < 0; }}"
+            f'DLB_EXPORT({name}, "{schema}");\n'
+            for name, schema in schemas.items()
+        )
+    )
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler here")
+    flags = ["-shared", "-fPIC", f"-I{include_directory()}", "-o", path, source]
+    subprocess.run([compiler, *flags], check=True)
+    library = dlbridge.load_library(path)
+    options = ort.SessionOptions()
+    dlbridge.register_onnxruntime(options, library)
+    helper = onnx.helper
+    for name in schemas:
+        graph = helper.make_graph(
+            [helper.make_node(name, ["x"], ["y"], domain="some")],
+            "graph",
+            [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n"])],
+            [onnx.ValueInfoProto(name="y")],
+        )
+        domains = [helper.make_opsetid("", 17), helper.make_opsetid("some", 1)]
+        model = helper.make_model(graph, opset_imports=domains, ir_version=8).SerializeToString()
+        if name in ("one", "seven", "eight"):
+            ort.InferenceSession(model, options)
+        else:
+            with pytest.raises(Exception, match=f"some:{name}"):
+                ort.InferenceSession(model, options)
+    with pytest.raises(ArgumentError, match="some::two: it has a list of tensors"):
+        dlbridge.register_onnxruntime(options, list(library.kernels.values()))
+
+
 def test_the_core_is_no_library_of_operators_by_itself() -> None:
     with pytest.raises(Exception, match=r"call dlbridge\.register_onnxruntime"):
         ort.SessionOptions().register_custom_ops_library(native.__file__)

@@ -7,7 +7,6 @@ sessions with those whose operators Python registered.
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib.util
 import os
 import re
@@ -460,17 +459,10 @@ def session_of(data: bytes, library: Path, *, by_python: bool = False) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if by_python:
-        dlbridge.register_onnxruntime(options, kernels_of(library))
+        dlbridge.register_onnxruntime(options, dlbridge.load_library(library))
     else:
         options.register_custom_ops_library(str(library))
     return ort.InferenceSession(data, options)
-
-
-@functools.cache
-def kernels_of(library: Path) -> list[Any]:
-    """Return the kernels of a library that ONNX Runtime can have."""
-    loaded = dlbridge.load_library(library)
-    return [kernel for name, kernel in loaded.kernels.items() if not name.endswith("::typed")]
 
 
 X = {"f4": 1, "f8": 11, "i8": 7, "i4": 6, "u1": 2, "f2": 10, "bf": 16}

@@ -551,7 +551,6 @@ def test_graphs_and_models_refuse_it(kernels) -> None:
 
     with tf.Graph().as_default(), pytest.raises(ArgumentError, match="optional result"):
         tf.call(kernels.function, [tf.constant(X)])
-    from dlbridge.kernels.library import kernels_of
-
+    onnxruntime = pytest.importorskip("onnxruntime")
     with pytest.raises(ArgumentError, match="optional result"):
-        kernels_of(kernels.function, "register_onnxruntime")
+        dlbridge.register_onnxruntime(onnxruntime.SessionOptions(), kernels.function)

@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dlbridge import registry
 from dlbridge._core import native
@@ -31,6 +32,8 @@ _NUMBERS = {triple: number for number, triple in ELEMENT_TYPES.items()}
 _MAX_OVERLOADS = 1000
 _PLANS: dict[tuple[str, ...], object] = {}
 _PLANNING = registry.lock()
+# What session options have: the kernels by their keys.
+_REGISTERED: WeakKeyDictionary[Any, dict[str, Kernel]] = WeakKeyDictionary()
 
 
 class OnnxRuntime(Binding):
@@ -50,11 +53,13 @@ def register_onnxruntime(
 
     Args:
         session_options: an `onnxruntime.SessionOptions`.
-        kernels: a kernel, several, or what `load_library` returned; each with a schema and a
-            function for the CPU.
+        kernels: a kernel, several, or what `load_library` returned, of which kernels are left out
+            that no model can have; each with a schema and a function for the CPU. Those of one
+            namespace are passed in one call; kernels that these options have are passed over.
 
     Raises:
-        ArgumentError: a kernel cannot be an operator, or two have one name.
+        ArgumentError: a kernel cannot be an operator, two have one name, or the options have other
+            operators of the domain from an earlier call.
 
     Example:
         options = onnxruntime.SessionOptions()
@@ -67,15 +72,27 @@ def register_onnxruntime(
             "register_onnxruntime: session_options must be an onnxruntime.SessionOptions, got "
             f"{type(session_options).__name__}"
         )
-    listed = kernels_of(kernels, "register_onnxruntime")
-    for kernel in listed:
-        _check(kernel)
+    listed = kernels_of(kernels, "register_onnxruntime", _check)
     names = [kernel.name for kernel in listed]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ArgumentError(f"register_onnxruntime: two of the kernels are called {twice}")
-    if listed:
-        native.onnxruntime_register(_plan(listed), register, native.__file__)
+    with _PLANNING:
+        had = _REGISTERED.setdefault(session_options, {})
+        keys = {recorded(kernel): kernel for kernel in listed}
+        left = [kernel for key, kernel in keys.items() if key not in had]
+        spaces = {kernel.schema.namespace: kernel.name for kernel in had.values() if kernel.schema}
+        for kernel in left:
+            assert kernel.schema is not None
+            if kernel.schema.namespace in spaces:
+                raise ArgumentError(
+                    f"register_onnxruntime: {kernel.name}: these session options have "
+                    f"{spaces[kernel.schema.namespace]} already, and ONNX Runtime takes a domain "
+                    "once; pass all kernels of a namespace in one call"
+                )
+        if left:
+            native.onnxruntime_register(_plan(left), register, native.__file__)
+        had |= keys
 
 
 def _check(kernel: Kernel) -> None:
@@ -89,22 +106,22 @@ def _check(kernel: Kernel) -> None:
         )
     if not (kernel.schema.results or kernel.schema.mutated):
         raise ArgumentError(f"{call} has no results: a model would leave its nodes out")
+    _describe("", kernel.schema)  # refuses dtypes that ONNX lacks
 
 
 def _plan(kernels: Sequence[Kernel]) -> object:
     keys = tuple(map(recorded, kernels))
-    with _PLANNING:
-        if keys not in _PLANS:
-            spaces: dict[str, list[Any]] = {}
-            for key, kernel in zip(keys, kernels, strict=True):
-                assert kernel.schema is not None
-                spaces.setdefault(kernel.schema.namespace, []).append(_describe(key, kernel.schema))
-            domains = tuple(
-                (name, tuple(described), sum(len(each[-1]) for each in described))
-                for name, described in spaces.items()
-            )
-            _PLANS[keys] = native.onnxruntime_plan(ELEMENT_TYPES, domains)
-        return _PLANS[keys]
+    if keys not in _PLANS:
+        spaces: dict[str, list[Any]] = {}
+        for key, kernel in zip(keys, kernels, strict=True):
+            assert kernel.schema is not None
+            spaces.setdefault(kernel.schema.namespace, []).append(_describe(key, kernel.schema))
+        domains = tuple(
+            (name, tuple(described), sum(len(each[-1]) for each in described))
+            for name, described in spaces.items()
+        )
+        _PLANS[keys] = native.onnxruntime_plan(ELEMENT_TYPES, domains)
+    return _PLANS[keys]
 
 
 def _describe(key: str, schema: Schema) -> tuple[Any, ...]:

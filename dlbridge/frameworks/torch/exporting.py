@@ -31,27 +31,29 @@ def onnx_translations(
     `register_onnxruntime` makes an operator of ONNX Runtime.
 
     Args:
-        kernels: a kernel, several, or what `load_library` returned; each with a schema, and none
-            that writes an argument.
+        kernels: a kernel, several, or what `load_library` returned, of which kernels are left out
+            that no model can have; each with a schema, and none that writes an argument.
 
     Raises:
-        ArgumentError: a kernel has no schema, or writes an argument.
+        ArgumentError: a kernel has no schema, writes an argument, or can be no node.
 
     Example:
         table = dlbridge.onnx_translations([mylib.scale])
         torch.onnx.export(model, (x,), "model.onnx", dynamo=True, custom_translation_table=table)
     """
-    listed = kernels_of(kernels, "onnx_translations")
-    for kernel in listed:
-        assert kernel.schema is not None
-        if kernel.schema.mutated:
-            raise ArgumentError(
-                f"onnx_translations: {kernel.name} writes {', '.join(kernel.schema.written)}, and "
-                "values of a model never change"
-            )
+    listed = kernels_of(kernels, "onnx_translations", _check)
     from dlbridge.frameworks.torch.operators import operator  # which imports torch
 
     return {operator(kernel).default: _translation(kernel) for kernel in listed}
+
+
+def _check(kernel: Kernel) -> None:
+    assert kernel.schema is not None
+    if kernel.schema.mutated:
+        raise ArgumentError(
+            f"onnx_translations: {kernel.name} writes {', '.join(kernel.schema.written)}, and "
+            "values of a model never change"
+        )
 
 
 def _translation(kernel: Kernel) -> Callable[..., Any]:
