@@ -185,20 +185,20 @@ def kernels_of(
             schema, a list of tensors or an optional result, an argument that is a dtype, or a
             result whose size it says; or a library has no other kernels.
     """
-    is_library = isinstance(given, Library)
+    listed: Iterable[Any] = [given]
     if isinstance(given, Library):
-        given = given.kernels.values()
+        listed = given.kernels.values()
+    elif isinstance(given, Iterable) and not isinstance(given, Kernel):
+        listed = given
     found, refused = [], []
-    for kernel in (
-        [given] if isinstance(given, Kernel) or not isinstance(given, Iterable) else given
-    ):
+    for kernel in listed:
         if not isinstance(kernel, Kernel):
             raise ArgumentError(f"{call}: kernels must be kernels, got {type(kernel).__name__}")
         try:
             _check_node(kernel, call)
             check(kernel.tensors)  # which a model has in place of numbers
         except ArgumentError as error:
-            if not is_library:
+            if not isinstance(given, Library):
                 raise
             refused.append(error)
         else:
