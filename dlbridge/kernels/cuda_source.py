@@ -29,7 +29,7 @@ from dlbridge.errors import ArgumentError
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.source import COMMENT, lines_with
+from dlbridge.kernels.source import COMMENT, included, lines_with
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
 from dlbridge.text import did_you_mean
 
@@ -146,7 +146,7 @@ _LOCK = registry.lock()
 
 def _module(source: str, flags: tuple[str, ...], arch: Architecture | None) -> Compiled:
     """Return the module of a text: one, so that kernels of one text share its variables."""
-    key = (source, flags, arch)
+    key = (source, flags, arch, tuple(included(source, flags)))
     with _LOCK:
         found = _MODULES.get(key)
     if found is None:
@@ -279,7 +279,8 @@ def _build(nvrtc: Nvrtc, unit: _Unit, arch: Architecture) -> _Images:
         *[f"--include-path={folder}" for folder in nvrtc.include],
         *unit.flags,
     )
-    parts = (unit.source, unit.expression, str(nvrtc), *options)
+    own = included(unit.source, unit.flags)
+    parts = (unit.source, unit.expression, str(nvrtc), *options, *own)
     key = cache.digest("\0".join(f"{len(part)}:{part}" for part in ("cuda", *parts)).encode())
 
     @functools.cache

@@ -35,7 +35,7 @@ from dlbridge.kernels.described import (
 from dlbridge.kernels.elf import why_not_loaded
 from dlbridge.kernels.exports import TABLE, is_of, make_kernels, read_exports
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.source import COMMENT, lines_with
+from dlbridge.kernels.source import COMMENT, included, lines_with
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
 from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
@@ -416,7 +416,8 @@ def compile_c(
 
     `#include "dlpack.h"` and `#include "dlbridge_kernel.h"` work. The text is compiled as GNU C11
     with -O3 and linked with libm. The same text with the same flags is compiled once and read from
-    the cache afterwards, so several functions of one text are several calls.
+    the cache afterwards, so several functions of one text are several calls. A changed file that it
+    includes, from the current folder or by `-I`, is noticed; one of the system is not.
 
     What GCC 14 refuses is refused with any compiler: functions and types that are not declared,
     pointers of another type, integers for pointers. `flags=["-Wno-error=int-conversion"]` and the
@@ -599,7 +600,8 @@ def _key(
     directory = include_directory()
     headers = [(directory / header).read_text() for header in language.headers]
     made_by = (_version(language, compiler), _target(language, flags, compiler))
-    parts = (source, *headers, *language.flags, *flags, *compiler, *made_by)
+    own = included(source, flags, language.headers)
+    parts = (source, *headers, *own, *language.flags, *flags, *compiler, *made_by)
     return cache.digest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
 
 

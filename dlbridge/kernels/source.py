@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
@@ -21,3 +23,46 @@ def lines_with(source: str, name: str) -> str:
         if re.search(rf"\b{re.escape(name)}\b", line)
     ]
     return f"line {', '.join(lines)} of the source" if lines else ""
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]', re.MULTILINE)
+_FOLDERS = ("-iquote", "--include-path", "-I")
+_FILES = ("-include", "-imacros", "--pre-include")
+
+
+def included(source: str, flags: Sequence[str], skipped: Sequence[str] = ()) -> list[str]:
+    """Return path and text of each file of its author that a source includes, for a cache's key.
+
+    They are looked for as compilers do: `"mine.h"` beside the file that includes it, for the source
+    in the current folder, and all in the folders of `-I` and `-iquote`. Those of the system are
+    left out, and so is what a macro names. Those in `#if 0` are not.
+
+    Args:
+        source: the text.
+        flags: options of the compiler.
+        skipped: names that are known otherwise.
+    """
+    folders = [Path(value) for value in _values(flags, _FOLDERS)]
+    found: dict[Path, str] = {}
+    left = [(Path(), '"', value) for value in _values(flags, _FILES)]
+    left += [(Path(), *each) for each in _INCLUDE.findall(source) if each[1] not in skipped]
+    while left:
+        beside, kind, name = left.pop()
+        places = [beside, *folders] if kind == '"' else folders
+        path = next((each / name for each in places if (each / name).is_file()), None)
+        if path is None or path in found:
+            continue
+        found[path] = path.read_text(errors="surrogateescape")
+        left += [(path.parent, *each) for each in _INCLUDE.findall(found[path])]
+    return [f"{path}\n{text}" for path, text in sorted(found.items())]
+
+
+def _values(flags: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    """Yield the values of options, which follow them or are the next flag."""
+    following = iter(flags)
+    for flag in following:
+        name = next((each for each in names if flag.startswith(each)), None)
+        if name is not None:
+            value = flag[len(name) :].removeprefix("=") or next(following, "")
+            if value:
+                yield value

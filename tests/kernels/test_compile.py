@@ -95,6 +95,29 @@ def test_a_changed_header_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
+@pytest.mark.parametrize("flags", [["-I{}"], ["-I", "{}"], ["-include", "{}/own.h"], []])
+def test_a_changed_file_that_the_text_includes_is_noticed(
+    flags: list[str], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is included by another, and beside it; what is compiled stays as it is."""
+    folder = tmp_path / "own"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "own.h").write_text('#include "deep/factor.h"\n')
+    (folder / "deep" / "factor.h").write_text('#include "two.h"\n')
+    monkeypatch.chdir(folder if not flags else tmp_path)
+    given = [flag.format(folder) for flag in flags]
+    text = TWICE if "-include" in flags else f'#include "own.h"\n{TWICE}'
+    made = []
+    for factor in (2, 3, 3):
+        (folder / "deep" / "two.h").write_text(f"#define FACTOR {factor}\n")
+        kernel = dlbridge.compile_c(
+            text, "twice", "compiled::own(x: f32[n]) -> f32[n]", flags=given
+        )
+        made.append(kernel)
+    assert [kernel(X).tolist() for kernel in made] == [[2, 4], [3, 6], [3, 6]]
+    assert len(list(cache.glob("*.so"))) == 2
+
+
 def test_an_error_in_the_text_is_shown_with_its_line(cache: Path) -> None:
     """Line numbers are those of the text; nothing is left in the cache."""
     with pytest.raises(ArgumentError) as caught:

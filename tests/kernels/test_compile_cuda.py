@@ -128,6 +128,18 @@ def test_headers_of_integers_and_of_cuda_can_be_included() -> None:
     assert "does not point to f32[n]" in text
 
 
+def test_a_changed_file_that_the_text_includes_is_noticed(tmp_path: Path) -> None:
+    source = '#include "own.h"\n__global__ void f(int *out) { *out = NUMBER; }'
+    made = []
+    for number in (4711, 4711, 1234):
+        (tmp_path / "own.h").write_text(f"#define NUMBER {number}")
+        made.append(dlbridge.compile_cuda(source, flags=[f"-I{tmp_path}"]))
+    first, again, other = made
+    assert first is again
+    assert b"4711" in first._first.ptx
+    assert b"1234" in other._first.ptx
+
+
 # ---- architectures -------------------------------------------------------------------------------
 
 
