@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -75,7 +77,8 @@ def lend(machine: Machine) -> Iterator[Machine]:
     assert why is None, why
     machine.reset()
     try:
-        yield machine
+        with joined_threads():
+            yield machine
         settle(machine)
         machine.check()
     finally:
@@ -83,6 +86,32 @@ def lend(machine: Machine) -> Iterator[Machine]:
             native.cuda_set_current_stream(device, 1)
         machine.close()
         native.cuda_close()
+
+
+@contextmanager
+def joined_threads() -> Iterator[None]:
+    """Wait at the end for the system to end the threads that were started and have returned.
+
+    The core uses the driver then, and before Python 3.13 `Thread.join` does not wait for it.
+    """
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", noted)
+        try:
+            yield
+        finally:
+            for thread in started:
+                deadline = time.monotonic() + 5
+                while not thread.is_alive() and time.monotonic() < deadline:
+                    if not Path(f"/proc/self/task/{thread.native_id}").exists():
+                        break
+                    time.sleep(1e-4)
 
 
 def settle(machine: Machine) -> None:
