@@ -214,15 +214,15 @@ class Vjp(Derivative):
     Attributes:
         schema: the forward kernel's.
         saved: which primals and results the rule names; the others may be passed as None.
-        wanted: places of the tensor arguments that can have a gradient.
+        wanted: places of the tensor arguments that can have a gradient, and are given one.
     """
 
     word = "vjp"
     what = "gradient"
 
-    def __init__(self, schema: Schema, given: Any) -> None:
+    def __init__(self, schema: Schema, given: Any, wanted: Sequence[int] | None = None) -> None:
         super().__init__(schema, given)
-        self.wanted = _floating(schema.tensors)
+        self.wanted = _floating(schema.tensors) if wanted is None else tuple(wanted)
         names = self.rule.names
         is_derived = self.rule.is_derived
         self.saved = Saved(
@@ -336,11 +336,36 @@ class Jvp(Derivative):
 Either = TypeVar("Either", Vjp, Jvp)
 _VJPS: WeakKeyDictionary[Kernel, Vjp] = WeakKeyDictionary()
 _JVPS: WeakKeyDictionary[Kernel, Jvp] = WeakKeyDictionary()
+_PARTIAL: WeakKeyDictionary[Kernel, dict[tuple[int, ...], Vjp]] = WeakKeyDictionary()
 
 
 def make_vjp(kernel: Kernel) -> Vjp | None:
     """Return the vjp of a kernel, made once; None where it was wrapped without one."""
     return _make(kernel, kernel.vjp, Vjp, _VJPS)
+
+
+def make_vjp_for(kernel: Kernel, places: Sequence[int]) -> Vjp | None:
+    """Return the vjp of a kernel for some of its tensor arguments, where it can be derived so.
+
+    Otherwise it gives the gradients of all. So an argument that is not differentiated costs nothing
+    in a function that makes its own derivative.
+    """
+    rule, schema = kernel.vjp, kernel.schema
+    if not isinstance(rule, Automatic) or schema is None or not _makes_own(kernel):
+        return make_vjp(kernel)
+    everything = _floating(schema.tensors)
+    wanted = tuple(place for place in everything if place in places)
+    if wanted == everything:
+        return make_vjp(kernel)
+    known = _PARTIAL.setdefault(kernel, {})
+    found = known.get(wanted)
+    if found is None:
+        found = known[wanted] = Vjp(schema, rule.derive(kernel, "vjp", wanted), wanted)
+    return found
+
+
+def _makes_own(kernel: Kernel) -> bool:
+    return any(isinstance(each.callable, Derivable) for each in kernel.functions.values())
 
 
 def make_jvp(kernel: Kernel) -> Jvp | None:
@@ -591,8 +616,12 @@ class Derivable:
         """Return the results."""
         raise NotImplementedError
 
-    def derive(self) -> Derivable:
-        """Return the function from tensors and cotangents to gradients."""
+    def derive(self, wanted: Sequence[int]) -> Derivable:
+        """Return the function from tensors and cotangents to gradients.
+
+        Args:
+            wanted: the places of the tensors whose gradients it returns, of floating ones, sorted.
+        """
         raise NotImplementedError
 
 
@@ -609,10 +638,16 @@ class Automatic(NamedTuple):
     framework: str
     wrap: Callable[..., Kernel]
 
-    def derive(self, kernel: Kernel, word: str) -> Rule:
+    def derive(self, kernel: Kernel, word: str, wanted: Sequence[int] | None = None) -> Rule:
         """Return as a rule the kernel "<name>_vjp" (or _jvp): the derivative of the function.
 
         It is a Python function of the same framework, and can be differentiated in turn.
+
+        Args:
+            kernel: its function is derived.
+            word: "vjp" or "jvp".
+            wanted: of a `Derivable`, the tensors whose gradients the kernel "<name>_vjp_0_2"
+                returns; None: all.
 
         Raises:
             ArgumentError: the kernel is no Python function of that framework, takes optional
@@ -620,8 +655,7 @@ class Automatic(NamedTuple):
         """
         schema, framework = kernel.schema, self.framework
         assert schema is not None
-        functions = [each.callable for each in kernel.functions.values()]
-        derivable = word == "vjp" and any(isinstance(each, Derivable) for each in functions)
+        derivable = word == "vjp" and _makes_own(kernel)
         if framework not in ("torch", "jax") and not derivable:
             raise ArgumentError(
                 f"{schema.qualified}: {word}= must be a Kernel, a Python function, 'torch' or "
@@ -635,8 +669,14 @@ class Automatic(NamedTuple):
             derivative = _without_clashes(schema).vjp(name)
         else:
             derivative = _jvp_schema(schema).named(name)
+        everything = _floating(schema.tensors)
+        if wanted is not None:
+            pairs = zip(everything, derivative.results, strict=True)
+            kept = [result for place, result in pairs if place in wanted]
+            named = derivative.named("_".join([name, *map(str, wanted)]))
+            derivative = named.with_parts(named.parameters, kept)
         if isinstance(function, Derivable):
-            made: Any = function.derive()
+            made: Any = function.derive(everything if wanted is None else wanted)
         else:
             made = _make_derivative(function, schema, framework, word)
         made.__name__ = derivative.name

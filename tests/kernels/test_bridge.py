@@ -406,6 +406,54 @@ def test_a_module_may_use_an_autograd_function_that_torch_func_refuses():
     close(jax.grad(lambda x: jax.grad(loss)(x).sum())(x), torch.from_numpy(12 * X**2), 1e-4)
 
 
+class Scaled(torch.autograd.Function):
+    """x * weight; it notes which gradients are asked for."""
+
+    asked: ClassVar[list[tuple[bool, ...]]] = []
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        Scaled.asked.append(ctx.needs_input_grad)
+        x, weight = ctx.saved_tensors
+        return cotangent * weight, (cotangent * x).sum(0)
+
+
+@pytest.mark.parametrize("prepare", [lambda f: f, jax.jit])
+def test_only_gradients_that_are_asked_for_are_computed(prepare):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(6.0))
+
+        def forward(self, x):
+            return Scaled.apply(x, self.weight) ** 2
+
+    function, params = dlbridge.bridge(Scale(), to="jax")
+    weight, x = params["params"]["weight"], jnp.asarray(X)
+
+    def loss(x, weight):
+        return function({"params": {"weight": weight}, "buffers": {}}, x).sum()
+
+    expected = 2 * X * np.arange(6.0) ** 2, (2 * X**2 * np.arange(6.0)).sum(0)
+    for places, needs in (((0,), (True, False)), ((1,), (False, True)), ((0, 1), (True, True))):
+        Scaled.asked.clear()
+        found = prepare(jax.grad(loss, places))(x, weight)
+        jax.block_until_ready(found)
+        assert Scaled.asked == [needs]
+        for place, each in zip(places, found, strict=True):
+            np.testing.assert_allclose(each, expected[place], rtol=1e-5)
+    # of a second derivative too: by one argument, then by the other
+    mixed = prepare(jax.grad(lambda weight: jax.grad(loss)(x, weight).sum()))(weight)
+    np.testing.assert_allclose(mixed, 4 * X.sum(0) * np.arange(6.0), rtol=1e-4, atol=1e-5)
+    pushed = prepare(lambda x: jax.jvp(lambda x: loss(x, weight), (x,), (x,)))(x)[1]
+    np.testing.assert_allclose(pushed, (expected[0] * X).sum(), rtol=1e-5)
+
+
 def test_a_module_with_checkpoints_has_derivatives_in_inference_mode():
     """`torch.utils.checkpoint` needs hooks of saved tensors, which torch.func refuses."""
 
@@ -421,6 +469,15 @@ def test_a_module_with_checkpoints_has_derivatives_in_inference_mode():
     with torch.inference_mode():
         for found, other in zip((slope(x), twice(x)), expected, strict=True):
             np.testing.assert_allclose(found, other, rtol=1e-5, atol=1e-6)
+    # The backward pass computes again with the parameters of the call, not with those of `module`.
+    plain, _ = dlbridge.bridge(nn.Sequential(nn.Linear(6, 3), nn.Tanh()), to="jax")
+    weight, bias = (2 * params["params"][name] for name in ("weight", "bias"))
+    other = {"params": {"0.weight": weight, "0.bias": bias}, "buffers": {}}
+    params = {"params": {"weight": weight, "bias": bias}, "buffers": {}}
+    wanted_slope = jax.grad(lambda x: (plain(other, x) ** 2).sum())
+    np.testing.assert_allclose(slope(x), wanted_slope(x), rtol=1e-5, atol=1e-6)
+    wanted_twice = jax.grad(lambda x: (wanted_slope(x) ** 2).sum())
+    np.testing.assert_allclose(twice(x), wanted_twice(x), rtol=1e-5, atol=1e-6)
 
 
 def test_a_module_may_keep_results_of_an_earlier_call():

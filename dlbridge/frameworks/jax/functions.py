@@ -384,9 +384,14 @@ class Packing:
 
     def moving(self) -> Packing:
         """Return the packing of only the tensors that can be differentiated."""
-        kept = [place for place, (_, dtype) in enumerate(self.forms) if is_moving(dtype)]
-        groups = [[kept.index(place) for place in self.groups[at]] for at in self.moving_groups()]
-        return Packing([self.forms[place] for place in kept], groups)
+        return self.only(self.moving_groups())
+
+    def only(self, places: Sequence[int]) -> Packing:
+        """Return the packing of the tensors in the groups at these places."""
+        groups = [self.groups[place] for place in places]
+        kept = sorted(itertools.chain(*groups))
+        places_of = [[kept.index(place) for place in group] for group in groups]
+        return Packing([self.forms[place] for place in kept], places_of)
 
     def moving_groups(self) -> tuple[int, ...]:
         """Return the places of the groups that can be differentiated."""

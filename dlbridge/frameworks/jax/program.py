@@ -567,7 +567,8 @@ def _with_transposed_vjp(program: Program, call: Call) -> Any:
         moving = [each for each, flag in zip(tangents, flags, strict=False) if flag]
         if not (moving and any(map(_is_differentiable, outcome))):
             return outcome, tuple(map(_zero_tangent, outcome))
-        vjp = gradients.make_vjp(program.kernel)
+        spread = program.spread(flags)
+        vjp = gradients.make_vjp_for(program.kernel, [at for at, flag in enumerate(spread) if flag])
         assert vjp is not None
         kept, structure = jax.tree.flatten(_keep(program, vjp, operands, outcome))
         results = list(map(_struct, outcome))

@@ -15,7 +15,7 @@ import tensorflow as tf
 from dlbridge._core import native
 from dlbridge.dtype import as_dtype
 from dlbridge.errors import ArgumentError
-from dlbridge.frameworks.models import Call, Form, is_moving
+from dlbridge.frameworks.models import Call, Form
 from dlbridge.frameworks.tensorflow.models import Model, Program, Rebuild
 from dlbridge.kernels.gradients import Derivable
 
@@ -116,11 +116,11 @@ class _Packed(Derivable):
         arrays = _cast([native.convert(each, "numpy") for each in found], self._narrow)
         return self._made.outcome(arrays, _join)
 
-    def derive(self) -> _Packed:
+    def derive(self, wanted: Sequence[int]) -> _Packed:
         """Return the function from packed operands and cotangents to packed gradients."""
         moving, taken = self._made.moving(), self._taken
-        needs = tuple(place for place, (_, dtype) in enumerate(taken.forms) if is_moving(dtype))
-        return _Packed(self._program.pullback(needs), taken + moving, taken.moving())
+        needs = tuple(sorted(place for group in wanted for place in taken.groups[group]))
+        return _Packed(self._program.pullback(needs), taken + moving, taken.only(wanted))
 
     def batched(self, marks: Sequence[bool], size: int) -> _Packed:
         """Return the function mapped over axis 0 of the marked arrays."""

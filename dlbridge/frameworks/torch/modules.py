@@ -67,6 +67,8 @@ class Module:
         name: of its class.
         parameters, buffers: its tensors by their names; one that is shared has the first.
         platforms: where its tensors are, "cpu" or "cuda"; both, if it has none.
+        lock: of the one copy that is called.
+        is_held: within `hold`.
     """
 
     arrays = "torch"
@@ -84,7 +86,8 @@ class Module:
         self._tensors = tensors
         self._original = _Copy(module, tensors)  # is never called
         self._copy = _Copy(self._original.module, tensors)
-        self._lock = registry.lock()
+        self.lock = registry.lock()
+        self.is_held = False
 
     def _check(self, tensors: Sequence[Any]) -> None:
         if any(is_lazy(each) for each in tensors):
@@ -193,7 +196,8 @@ class Module:
 
         count = len(taken.groups) + traced.is_random
         places = taken.moving_groups(), made.moving_groups()
-        return Derived(run, count, *places, self.platforms)
+        guard = _RANDOM if traced.is_random else self.lock
+        return Derived(run, count, *places, self, guard)
 
     def is_buffer(self, place: int) -> bool:
         """Return whether the operand at `place` is a buffer."""
@@ -213,13 +217,30 @@ class Module:
     ) -> tuple[Any, dict[int, Any]]:
         """Return what the module returns, and the new tensors of buffers by their places."""
         args, kwargs = rebuild(operands[self.count :])
-        with self._lock:
+        with self.lock:
             try:
+                if self.is_held:
+                    copy.restore()
                 copy.put(operands)
                 outcome = copy.module(*args, **kwargs)
                 return outcome, copy.replaced(operands)
             finally:
-                copy.restore()
+                if not self.is_held:
+                    copy.restore()
+
+    def hold(self, function: Callable[[], Any]) -> Any:
+        """Return what the function returns; the operands of a call in it stay until its end.
+
+        A backward pass calls the module again where it uses `torch.utils.checkpoint`.
+        """
+        was_held = self.is_held
+        try:
+            self.is_held = True
+            return function()
+        finally:
+            self.is_held = was_held
+            if not was_held:
+                self._copy.restore()
 
 
 class _Copy:
@@ -363,7 +384,8 @@ class Derived(Derivable):
         function: from tensors to a tensor, a tuple of tensors, or None.
         count: how many tensors it takes.
         operands, results: the places of those that are differentiated.
-        platforms: of the module.
+        module: the one that it calls.
+        guard: what a call locks first.
     """
 
     __name__ = "call"
@@ -374,67 +396,78 @@ class Derived(Derivable):
         count: int,
         operands: tuple[int, ...],
         results: tuple[int, ...],
-        platforms: Sequence[str],
+        module: Module,
+        guard: Any,
     ) -> None:
         self.function = function
         self.count = count
         self.operands = operands
         self.results = results
-        self.platforms = platforms
+        self.module = module
+        self.guard = guard
 
     def __call__(self, *tensors: Any) -> Any:
         return self.function(*tensors)
 
-    def derive(self) -> Derived:
-        """Return the function from tensors and cotangents to gradients."""
+    def derive(self, wanted: Sequence[int]) -> Derived:
+        """Return the function from tensors and cotangents to the gradients of those wanted."""
         cotangents = range(self.count, self.count + len(self.results))
         operands = *self.operands, *cotangents
-        gradients = tuple(range(len(self.operands)))
-        return Derived(self._pull, cotangents.stop, operands, gradients, self.platforms)
+        gradients = tuple(range(len(wanted)))
+        pull = partial(self._pull, tuple(wanted))
+        return Derived(pull, cotangents.stop, operands, gradients, self.module, self.guard)
 
-    def _pull(self, *given: Any) -> tuple[Any, ...]:
+    def _pull(self, wanted: tuple[int, ...], *given: Any) -> tuple[Any, ...]:
         if torch.is_inference_mode_enabled() and not torch._C._are_functorch_transforms_active():
             with torch.inference_mode(False):  # autograd takes no tensors that were made within
-                return self._pull(*[each.clone() for each in given])
-        tensors = given[: self.count]
-        cotangents = tuple(map(_conjugated, given[self.count :]))
+                return self._pull(wanted, *[each.clone() for each in given])
         is_caching = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # the cache would keep operands that are on loan
+        platforms = self.module.platforms
         try:
             # A backward pass is not meant for autocast; the module enters its own.
-            with _in_autocast(self.platforms, (None,) * len(self.platforms)):
-                if torch._C._are_functorch_transforms_active():
-                    primals = [tensors[place] for place in self.operands]
-                    _, pull = torch.func.vjp(partial(self._moving, tensors), *primals)
-                    found = pull(cotangents)
-                else:
-                    found = self._pull_by_autograd(tensors, cotangents)
+            with self.guard, self.module.lock, _in_autocast(platforms, (None,) * len(platforms)):
+                found = self.module.hold(partial(self._pull_here, wanted, given))
         finally:
             torch.set_autocast_cache_enabled(is_caching)
         return tuple(map(_conjugated, found))
 
-    def _moving(self, tensors: Sequence[Any], *some: Any) -> tuple[Any, ...]:
-        """Return the results that are differentiated, with `some` as the moving operands."""
+    def _pull_here(self, wanted: tuple[int, ...], given: Sequence[Any]) -> Sequence[Any]:
+        tensors = given[: self.count]
+        cotangents = tuple(map(_conjugated, given[self.count :]))
+        if not torch._C._are_functorch_transforms_active():
+            return self._pull_by_autograd(wanted, tensors, cotangents)
+        primals = [tensors[place] for place in wanted]
+        _, pull = torch.func.vjp(partial(self._moving, wanted, tensors), *primals)
+        found: tuple[Any, ...] = pull(cotangents)
+        return found
+
+    def _moving(
+        self, wanted: Sequence[int], tensors: Sequence[Any], *some: Any
+    ) -> tuple[Any, ...]:
+        """Return the results that are differentiated, with `some` as the operands wanted."""
         operands = list(tensors)
-        for place, each in zip(self.operands, some, strict=True):
+        for place, each in zip(wanted, some, strict=True):
             operands[place] = each
         made = self.function(*operands)
         several = made if isinstance(made, tuple) else (made,)
         return tuple(several[place] for place in self.results)
 
-    def _pull_by_autograd(self, tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    def _pull_by_autograd(
+        self, wanted: Sequence[int], tensors: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[Any]:
         """Return what torch.func.vjp returns, in a tenth of the time for a small module."""
         is_nested = torch.is_grad_enabled() and any(
             each.requires_grad for each in (*tensors, *cotangents)
         )
         with torch.enable_grad():
-            primals = [tensors[place] for place in self.operands]
+            primals = [tensors[place] for place in wanted]
             # A tensor may be passed twice: each place needs a node of its own.
             primals = [
                 each.view_as(each) if each.requires_grad else each.detach().requires_grad_()
                 for each in primals
             ]
-            made = self._moving(tensors, *primals)
+            made = self._moving(wanted, tensors, *primals)
             pairs = [pair for pair in zip(made, cotangents, strict=True) if pair[0].requires_grad]
             if not pairs:
                 return list(map(torch.zeros_like, primals))
