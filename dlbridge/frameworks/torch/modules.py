@@ -442,9 +442,7 @@ class Derived(Derivable):
         found: tuple[Any, ...] = pull(cotangents)
         return found
 
-    def _moving(
-        self, wanted: Sequence[int], tensors: Sequence[Any], *some: Any
-    ) -> tuple[Any, ...]:
+    def _moving(self, wanted: Sequence[int], tensors: Sequence[Any], *some: Any) -> tuple[Any, ...]:
         """Return the results that are differentiated, with `some` as the operands wanted."""
         operands = list(tensors)
         for place, each in zip(wanted, some, strict=True):
