@@ -186,6 +186,32 @@ class TreeMemo:
     def keep(self, node: object, made: object, /) -> None: ...
 
 @final
+class Forms:
+    """Dtypes and shapes of tensors of torch on the CPU, in threads without modes."""
+
+    @staticmethod
+    def of(tensors: tuple[Any, ...], held: tuple[int, ...], /) -> Forms | None:
+        """The forms of these tensors; None where one is of another device or type. `held`: for
+        each of the first tensors its place among those of a module, or -1."""
+
+    def fit(self, tensors: tuple[Any, ...], /) -> bool:
+        """Whether tensors are of these forms; also False where C cannot determine that."""
+
+@final
+class Loans:
+    """Arrays of a framework over the memory of a module's tensors, each made once.
+
+    An array keeps that memory, until a call finds its tensor in another place."""
+
+    def __new__(cls, framework: str, count: int) -> Self: ...
+    def call(
+        self, function: object, forms: Forms, tensors: tuple[Any, ...], numpy: Sequence[bool], /
+    ) -> list[Any] | None:
+        """The results of a function of the framework as tensors of torch. The tensors are shared,
+        detached; 64-bit numbers that the framework lacks are narrowed. `numpy`: for which tensors
+        an array of NumPy serves. None, and nothing was called: they are not of these forms."""
+
+@final
 class Converter(Generic[_Array]):
     """`to_torch` and its family: one argument takes the C path, anything else the Python one."""
 

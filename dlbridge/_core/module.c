@@ -267,7 +267,8 @@ static int start_types(PyObject *module) {
         &dlb_PeersType,        &dlb_BallotType,      &dlb_ReductionType,
         &dlb_QuickType,        &dlb_PostedType,      &dlb_CollectiveType,
         &dlb_BegunType,        &dlb_TorchMemoryType, &dlb_TorchHoldType,
-        &dlb_TreePlanType,     &dlb_TreeBallotType};
+        &dlb_TreePlanType,     &dlb_TreeBallotType,  &dlb_FormsType,
+        &dlb_LoansType};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(module, types[i]) < 0)
             return -1;
@@ -310,9 +311,9 @@ PyMODINIT_FUNC PyInit__native(void) {
     dlb.descrs = PyDict_New();
     if (dlb.dtypes == NULL || dlb.devices == NULL || dlb.descrs == NULL ||
         dlb_numpy_start() < 0 || dlb_signals_start() < 0 || dlb_loops_start() < 0 ||
-        dlb_policy_start(module) < 0 || start_types(module) < 0 ||
-        dlb_ufuncs_start(module) < 0 || dlb_mpi_start(module) < 0 ||
-        add_functions(module) < 0) {
+        dlb_policy_start(module) < 0 || dlb_loans_start() < 0 ||
+        start_types(module) < 0 || dlb_ufuncs_start(module) < 0 ||
+        dlb_mpi_start(module) < 0 || add_functions(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -149,6 +149,9 @@ class Derived:
         self.moving = tuple(place for place, (_, dtype) in enumerate(results) if is_moving(dtype))
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        found = self._made.get(key)
+        if found is not None:
+            return found
         with self._lock:
             found = self._made.get(key)
             if found is None:
@@ -194,7 +197,6 @@ class Model(Protocol):
         flatten: returns the leaves of a tree, and its structure.
         unflatten: the other way.
         is_wide: whether the framework has 64-bit types now.
-        address: of the memory of an array.
     """
 
     name: str
@@ -202,7 +204,6 @@ class Model(Protocol):
     held: Sequence[Held]
     follows_mode: bool
     is_wide: Callable[[], bool]
-    address: Callable[[Any], int]
     flatten: Callable[[Any], tuple[list[Any], Any]]
     unflatten: Callable[[Any, Sequence[Any]], Any]
 

@@ -191,6 +191,32 @@ def test_a_parameter_that_moved_is_read_where_it_is():
         close(found, X.sum(0)[:, None].expand(4, 4))
 
 
+def test_a_parameter_that_became_a_view_of_itself_is_read_by_its_strides():
+    module = bridged(lambda own, x: x @ own, normal(4, 4))
+    before = module.params.detach().clone()
+    close(module(X).detach(), X @ before)
+    module.params.data = module.params.data.t()
+    close(module(X).detach(), X @ before.t())
+    close(gradients(module, module), gradients(lambda x: x @ module.params, module))
+
+
+def test_calls_with_arguments_of_several_forms_take_turns():
+    module, expected = pair()
+    for x in (X, X[:1], X, X.t().contiguous().t(), X.requires_grad_(), X[:0], X.detach()):
+        close(module(x), expected(x))
+        with torch.no_grad():
+            close(module(x), expected(x))
+    X.requires_grad_(False)
+
+
+def test_receipts_are_written_of_arguments_and_results():
+    module, _ = pair()
+    module(X)
+    with dlbridge.receipts() as log:
+        module(X)
+    assert {each.target for each in log} >= {"torch"}
+
+
 def test_saved_tensors_that_a_hook_puts_elsewhere_are_those_of_the_backward_pass():
     module, expected = pair()
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):

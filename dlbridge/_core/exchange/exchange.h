@@ -54,6 +54,10 @@ PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count,
 PyObject *dlb_equal(PyObject *module, PyObject *const *args, Py_ssize_t count,
                     PyObject *names);
 
+/* ---- loans.c ---- */
+extern PyTypeObject dlb_FormsType, dlb_LoansType;
+int dlb_loans_start(void);
+
 /* ---- tree.c ---- */
 extern PyMethodDef dlb_tree_functions[];
 

@@ -110,6 +110,16 @@ PyObject *dlb_jax_direct_open(PyObject *Py_UNUSED(module), PyObject *type) {
     Py_RETURN_NONE;
 }
 
+/* Asked directly, jaxlib itself refuses what is not in the CPU's memory. */
+int dlb_jax_take_result(PyObject *x, dlb_view *view) {
+    if (Py_TYPE(x) != atomic_load_explicit(&jax_array, memory_order_relaxed))
+        return DLB_DECLINED;
+    int status = take_jax_buffer(x, view);
+    if (status != -1)
+        return status;
+    return dlb_clear_error() < 0 ? -1 : DLB_DECLINED;
+}
+
 /* Row-major arrays only: strides take jaxlib a quarter longer. */
 static Py_buffer *borrow_pybuffer(dlb_call *call, PyObject *x) {
     dlb_borrowed *borrowed = &call->borrowed[call->borrowed_count];

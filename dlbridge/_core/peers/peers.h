@@ -141,6 +141,11 @@ PyObject *dlb_numpy_arena_handler(dlb_arena *arena, size_t least);
 bool dlb_numpy_in_arena(PyObject *array);
 extern PyMethodDef dlb_numpy_memory_functions[];
 
+/* ---- jax.c ---- */
+/* A new jax.Array, which nobody else has, as memory that may be written: 0, -1 with an
+ * error, or DLB_DECLINED: take it as any other. */
+int dlb_jax_take_result(PyObject *x, dlb_view *view);
+
 /* ---- torch.c ---- */
 /* x.detach(); NULL with an error. */
 PyObject *dlb_torch_detach(PyObject *x);

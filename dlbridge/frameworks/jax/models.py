@@ -173,7 +173,6 @@ class Model:
     flatten = staticmethod(jax.tree_util.tree_flatten)
     unflatten = staticmethod(jax.tree_util.tree_unflatten)
     is_wide = staticmethod(_is_wide)
-    address = staticmethod(lambda array: int(array.unsafe_buffer_pointer()))
 
     def __init__(self, function: Any, params: Any, buffers: Any, is_mutable: bool) -> None:
         self.function = function

@@ -402,10 +402,6 @@ def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
 
 
-def _address(tensor: Any) -> int:
-    return int(native.convert(tensor, "dlbridge").data_ptr)
-
-
 # ---- models --------------------------------------------------------------------------------------
 
 
@@ -419,7 +415,6 @@ class Model:
     is_wide = staticmethod(lambda: True)
     _is_mutable = False
     _of = ""
-    address = staticmethod(_address)
 
     def __init__(self, name: str, held: Sequence[Held], state: State = _NO_STATE) -> None:
         self.name = name

@@ -80,28 +80,35 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
             kwargs.setdefault("training", self.training)
         if torch.compiler.is_compiling():
             return self._forward_in_graph(args, kwargs)
-        model = self._signatures.model
-        operands = self._tensors()
-        if not kwargs and _PLAIN.issuperset(map(type, args)):
-            operands += args
-            forms = tuple([(each.shape, each.dtype) for each in operands])
-            signature = self._signatures.find_plain(len(args), forms)
-        else:
-            leaves, structure = model.flatten((args, kwargs))
-            static = tuple([_take(model, leaf, operands) for leaf in leaves])
-            forms = tuple([(each.shape, each.dtype) for each in operands])
-            signature = self._signatures.find(structure, static, forms)
+        operands = [*self._tensors(), *args]
+        signature = None if kwargs else self._lent.find(len(args), tuple(operands))
+        if signature is None:
+            signature = self._find(args, kwargs, operands)
         if signature.updated and torch.is_grad_enabled():
             _set_apart(operands, signature.updated)
         if not _is_plain(operands):
             made = _call_operator(signature.program, operands)
         else:
-            made = _call(signature.program, operands, self._lent.find(operands, forms))
+            made = _call(signature.program, tuple(operands), self._lent)
         if signature.updated:
             self._update(signature.updated, made[signature.size :])
         if signature.is_single:
             return made[0]
+        model = self._signatures.model
         return model.unflatten(signature.structure, made[: signature.size])
+
+    def _find(self, args: Any, kwargs: Any, operands: list[Any]) -> Any:
+        """Return what a call does; the operands become those of the call."""
+        count = len(self._leaves)
+        if not kwargs and _PLAIN.issuperset(map(type, args)):
+            signature = self._signatures.find_plain(len(args), _forms(operands))
+            self._lent.keep(len(args), tuple(operands), signature)
+            return signature
+        del operands[count:]
+        model = self._signatures.model
+        leaves, structure = model.flatten((args, kwargs))
+        static = tuple([_take(model, leaf, operands) for leaf in leaves])
+        return self._signatures.find(structure, static, _forms(operands))
 
     def _tensors(self) -> list[Any]:
         parts: list[Any] = [self]
@@ -156,6 +163,10 @@ def _take(model: Model, leaf: Any, operands: list[Any]) -> tuple[Any, Any]:
         return fixed(leaf)
     operands.append(native.convert(array[0], "torch"))
     return None, array[1]
+
+
+def _forms(operands: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([(each.shape, each.dtype) for each in operands])
 
 
 def _set_apart(operands: list[Any], places: Sequence[int]) -> None:
@@ -247,21 +258,20 @@ def _is_plain(operands: Sequence[Any]) -> bool:
     )
 
 
-def _call(program: Program, operands: Sequence[Any], lent: Sequence[Any] = ()) -> Sequence[Any]:
+def _call(program: Program, operands: tuple[Any, ...], lent: _Lent | None = None) -> Sequence[Any]:
     """Return the results of a program for plain tensors, differentiable where one requires it."""
-    if torch.is_grad_enabled() and program.moving:
-        needs = _needs(operands)
-        if needs:
-            made: Sequence[Any] = _Differentiated.apply(
-                program.linearization(needs), lent, *operands
-            )
-            return made
+    needs = _needs(operands)
+    if needs and program.moving:
+        linear = program.linearization(needs)
+        made: Sequence[Any] = _Differentiated.apply(linear, lent, *operands)
+        return made
     return _run(program, operands, lent)
 
 
 def _call_any(program: Program, operands: Sequence[Any]) -> Sequence[Any]:
-    call = _call if _is_plain(operands) else _call_operator
-    return call(program, operands)
+    if _is_plain(operands):
+        return _call(program, tuple(operands))
+    return _call_operator(program, operands)
 
 
 def _needs(operands: Sequence[Any]) -> tuple[int, ...]:
@@ -275,18 +285,31 @@ def _choose(program: Program, needs: tuple[int, ...]) -> Any:
     return program.linearization(needs) if needs and program.moving else program
 
 
-def _run(program: Program, tensors: Sequence[Any], lent: Sequence[Any] = ()) -> list[Any]:
-    """Return the results of a program; `lent` has loans of the first tensors, or None."""
+def _run(
+    program: Program,
+    tensors: tuple[Any, ...],
+    lent: _Lent | None = None,
+    held: tuple[int, ...] | None = None,
+) -> list[Any]:
+    """Return the results of a program.
+
+    Args:
+        program: the program.
+        tensors: its operands.
+        lent: what the module lends.
+        held: the places of the first operands among those of the model; None for these.
+    """
     settings = program.settings()
     if settings is None:
-        return _run_now(program, tensors, lent)
+        made = None if lent is None else lent.run(program, tensors, held)
+        return _run_now(program, tensors) if made is None else made
     with settings:
-        return _run_now(program, tensors, lent)
+        return _run_now(program, tensors)
 
 
-def _run_now(program: Program, tensors: Sequence[Any], lent: Sequence[Any]) -> list[Any]:
+def _run_now(program: Program, tensors: Sequence[Any]) -> list[Any]:
     try:
-        made = program.run(*_lend_all(program, tensors, lent))
+        made = program.run(*_lend_all(program, tensors))
     except ValueError:  # the other framework says it in its own words
         _check_devices(program, tensors)
         raise
@@ -303,13 +326,11 @@ def _check_devices(program: Program, tensors: Sequence[Any]) -> None:
         )
 
 
-def _lend_all(program: Program, tensors: Sequence[Any], lent: Sequence[Any]) -> list[Any]:
+def _lend_all(program: Program, tensors: Sequence[Any]) -> list[Any]:
     arrays: list[Any] = []
     takes_numpy = program.takes_numpy() if tensors and tensors[0].is_cpu else ()
-    for tensor, may_be_numpy, loan in zip_longest(tensors, takes_numpy, lent):
-        if loan is not None:
-            arrays.append(loan.array)
-        elif may_be_numpy and arrays and _is_shared_by_numpy(tensor):
+    for tensor, may_be_numpy in zip_longest(tensors, takes_numpy):
+        if may_be_numpy and arrays and _is_shared_by_numpy(tensor):
             arrays.append(native.convert(tensor, "numpy", grad="detach"))
         else:
             arrays.append(_lend(program.framework, tensor))
@@ -325,84 +346,90 @@ def _lend(framework: str, tensor: Any) -> Any:
     return native.convert(tensor, framework, grad="detach", narrow="checked")
 
 
-class _Loan(NamedTuple):
-    """An array of the other framework over the memory of a tensor, as long as it is there.
-
-    Attributes:
-        array: the array, which keeps that memory.
-        address: of the memory.
-        form: shape and dtype.
-    """
-
-    array: Any
-    address: int
-    form: Any
-
-    def is_of(self, tensor: Any) -> bool:
-        """Return whether a tensor of the same form has the same elements."""
-        return bool(tensor.data_ptr() == self.address and tensor.is_contiguous())
-
-
 class _Lent:
     """What the tensors of a module are in the other framework: made once, and not in each call.
 
-    Writes to a tensor go to the same memory. A tensor that is somewhere else is lent again.
+    The core does this for plain tensors of the CPU. Writes to a tensor go to the same memory. A
+    tensor that is somewhere else is lent again.
     """
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._loans: list[_Loan | None] = [None] * len(model.held)
+        self._loans = native.Loans(model.framework, len(model.held))
+        self._forms: dict[Any, Any] = {}  # of the operands of each program that was called
+        self._last: tuple[int, bool, Any, Any] | None = None  # of a call: see `find`
 
     def __deepcopy__(self, memo: Any) -> _Lent:
         return _Lent(self._model)
 
-    def find(self, tensors: Sequence[Any], forms: Sequence[Any]) -> Sequence[_Loan | None]:
-        """Return the loan of each tensor of the module, None where it has to be lent each time."""
-        found = [
-            each
-            if each is not None and each.form == form and each.is_of(tensor)
-            else self._make(tensor, form)
-            for each, tensor, form in zip(self._loans, tensors, forms, strict=False)
-        ]
-        self._loans = found
-        return found
+    def find(self, count: int, operands: tuple[Any, ...]) -> Any:
+        """Return what a call with so many tensors as arguments does, if it is as the last one."""
+        if self._last is not None:
+            last_count, is_wide, signature, forms = self._last
+            is_alike = last_count == count and is_wide is self._model.is_wide()
+            if is_alike and forms.fit(operands):
+                return signature
+        return None
 
-    def _make(self, tensor: Any, form: Any) -> _Loan | None:
-        """Lend a tensor for several calls; on a GPU, each call orders the work of both."""
-        if tensor.device.type != "cpu" or not tensor.is_floating_point():
+    def keep(self, count: int, operands: tuple[Any, ...], signature: Any) -> None:
+        """Keep what a call does for `find`."""
+        forms = self._find_forms(signature.program, operands, None)
+        if forms is not None:
+            self._last = count, self._model.is_wide(), signature, forms
+
+    def run(
+        self, program: Program, tensors: tuple[Any, ...], held: tuple[int, ...] | None
+    ) -> list[Any] | None:
+        """Return the results of a program, or None; nothing was called then.
+
+        Args:
+            program: the program.
+            tensors: its operands.
+            held: the place of each of the first ones among those of the model; None for these.
+        """
+        forms = self._find_forms(program, tensors, held)
+        if forms is None:
             return None
-        if tensor.layout is not torch.strided or not tensor.is_contiguous():
-            return None
-        loan = _Loan(_lend(self._model.framework, tensor), tensor.data_ptr(), form)
-        return loan if self._model.address(loan.array) == loan.address else None  # else a copy
+        return self._loans.call(program.run, forms, tensors, program.takes_numpy())
+
+    def _find_forms(
+        self, program: Program, tensors: tuple[Any, ...], held: tuple[int, ...] | None
+    ) -> Any:
+        forms = self._forms.get(program)
+        if forms is None:
+            count = len(self._model.held)
+            places = range(count) if held is None else held
+            own = tuple([place if place < count else -1 for place in places])
+            forms = native.Forms.of(tensors, own)
+            if forms is not None:
+                self._forms[program] = forms
+        return forms
 
 
 class _Differentiated(torch.autograd.Function):  # type: ignore[misc]
     """A call whose backward pass is the other framework's."""
 
     @staticmethod
-    def forward(ctx: Any, linear: Any, lent: Sequence[Any], *operands: Any) -> Any:
+    def forward(ctx: Any, linear: Any, lent: _Lent | None, *operands: Any) -> Any:
         made = _run(linear.forward, operands, lent)
         _keep(ctx, linear, operands, made)
-        ctx.lent = [lent[place] if place < len(lent) else None for place in linear.operands]
+        ctx.lent = lent
         results = made[: len(linear.program.results)]
         fixed = [x for place, x in enumerate(results) if place not in linear.program.moving]
-        ctx.mark_non_differentiable(*fixed)
+        if fixed:
+            ctx.mark_non_differentiable(*fixed)
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        given = [cotangents[place] for place in ctx.linear.program.moving]
+        linear = ctx.linear
+        given = [cotangents[place] for place in linear.program.moving]
         if torch.is_grad_enabled():
             found = _call_any(*_derivative(ctx, given))
         else:
-            operands = [*_read_by_backward(ctx), *given]
-            lent = [  # a hook of saved tensors may give others
-                each if each is not None and each.is_of(tensor) else None
-                for each, tensor in zip(ctx.lent, operands, strict=False)
-            ]
-            found = _run(ctx.linear.backward, operands, lent)
-        return (None, None, *_spread(ctx.linear, found))
+            operands = (*_read_by_backward(ctx), *given)
+            found = _run(linear.backward, operands, ctx.lent, linear.operands)
+        return (None, None, *_spread(linear, found))
 
 
 def _keep(ctx: Any, linear: Any, operands: Sequence[Any], made: Sequence[Any]) -> None:
@@ -504,13 +531,18 @@ _LIBRARY.define("run(Tensor[] operands, int number) -> Tensor[]")
 
 
 def _run_operator(operands: Sequence[Any], number: int) -> list[Any]:
+    program = _forward_of(number)
+    made = _run_lent(program, operands, number)
+    return _run(program, tuple(operands)) if made is None else made
+
+
+def _run_lent(program: Program, operands: Sequence[Any], number: int) -> list[Any] | None:
+    """Return the results where the tensors of a module come first, or None: others do."""
     entry = _ENTRIES.get(number)
     lent = None if entry is None else entry.lent()
-    program = _forward_of(number)
-    if lent is None:
-        return _run(program, operands)
-    forms = [(each.shape, each.dtype) for each in operands]
-    return _run(program, operands, lent.find(operands, forms))
+    if lent is None or program.settings() is not None:
+        return None
+    return lent.run(program, tuple(operands), None)
 
 
 def _describe_results(operands: Sequence[Any], number: int) -> list[Any]:
@@ -525,15 +557,17 @@ def _describe_results(operands: Sequence[Any], number: int) -> list[Any]:
 
 def _differentiate(keys: Any, operands: Sequence[Any], number: int) -> Sequence[Any]:
     """Stand at the dispatcher's autograd key, at each level of torch.func."""
-    from torch._functorch.autograd_function import enable_single_level_autograd_function
-
-    if _is_plain(operands) and not _needs(operands) and not any(x.is_meta for x in operands):
-        return _run_operator(operands, number)  # as the dispatcher would, but sooner
+    if _is_plain(operands) and not _needs(operands):
+        made = _run_lent(_forward_of(number), operands, number)
+        if made is not None:
+            return made
     if not is_needed(operands, {}):
         return _below(keys, operands, number)
+    from torch._functorch.autograd_function import enable_single_level_autograd_function
+
     with enable_single_level_autograd_function():
-        made: Sequence[Any] = _Level.apply(_LevelCall(keys, number), *operands)
-        return list(made)
+        results: Sequence[Any] = _Level.apply(_LevelCall(keys, number), *operands)
+        return list(results)
 
 
 def _below(keys: Any, operands: Sequence[Any], number: int) -> Sequence[Any]:
