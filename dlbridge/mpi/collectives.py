@@ -522,7 +522,7 @@ def igather(
         return _go_on_copying(over, call, state)
     if call.error is None:
         learn_call((GATHER, int(root)), partial(digest, "gather", f"root={root}"))
-    if call.source is not None and call.source.tensor.nbytes * over.size <= native.GATHERED_MOST:
+    if call.source is not None and call.source.tensor.nbytes * over.size <= native.ROWS_MOST:
         return start(call, over, partial(_gather, call, over, state, is_root))
     return _copy(over, call, state, root=root, gets_result=is_root)
 

@@ -502,7 +502,9 @@ def rows_travel_with_the_agreement() -> None:
     """Of any size around the limits, by C and by Python in any mixture; a row holds each byte."""
     rank, size = mpi.rank(), mpi.size()
     most = native.GATHERED_MOST // size
-    for nbytes in (1, 8, 1000, most // size, most, most + 1):
+    most_of_gather = native.ROWS_MOST // size
+    sizes = (1, 8, 1000, most // size, most_of_gather, most_of_gather + 1, most, most + 1)
+    for nbytes in sizes:
         one = [np.resize(np.arange(251, dtype="u1") + 17 * r, nbytes) for r in range(size)]
         each = [np.stack([one[r] + np.uint8(to) for to in range(size)]) for r in range(size)]
         mpi.allgather(one[0]), mpi.gather(one[0]), mpi.alltoall(each[0])  # C learns them
@@ -756,6 +758,23 @@ def trees_by_c() -> None:
     assert QUICK.allreduce(parts, "sum", outs) is outs
     for x, y in zip(outs, expected, strict=True):
         check(x, y)
+    # Small arrays over memory that others have, of which no view may be kept.
+    memory = bytearray(range(24))
+    over = [np.frombuffer(memory, "u1"), np.frombuffer(memory, "u1")[4:8], np.ones(2, "u1")[::1]]
+    over += [np.full(5, 3, "u1")[1:][1:], dlbridge.convert(np.full(2, 7, "u1"), "numpy")]
+    mpi.allreduce(over, "max")
+    got = QUICK.allreduce(over, "max", None)
+    for y, source in zip(got, over, strict=True):
+        check(y, np.array(source))
+        y[...] = 1  # each result is writable, and lies beside the others
+    assert not any(np.shares_memory(y, z) for y in got for z in got if y is not z)
+    del got, y
+    over[0], over[1] = np.ones(24, "u1"), np.ones(4, "u1")
+    gc.collect()
+    memory.extend(b"x")  # nothing keeps it
+    kept = mpi.allreduce([np.full(6, rank), np.full(4, 2.0)])[1]
+    mpi.allreduce([np.ones(6), np.ones(4)])
+    check(kept, np.full(4, 2.0 * size))
     # Others are Python's.
     x = np.ones(3)
     mpi.allreduce([x, x + 1])

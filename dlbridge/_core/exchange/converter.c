@@ -531,6 +531,10 @@ PyObject *dlb_converter_give(PyObject *object, dlb_view *view) {
     return status == DLB_DECLINED ? give_slowly((converter *)object, view) : result;
 }
 
+bool dlb_converter_makes_numpy(PyObject *object) {
+    return object != Py_None && route_of((converter *)object)->kind == TO_NUMPY;
+}
+
 /* ---- the type ---- */
 
 static PyObject *converter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

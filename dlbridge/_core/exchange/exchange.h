@@ -45,6 +45,7 @@ PyObject *dlb_converter_try(PyObject *converter, bool is_called, PyObject *x,
                             PyObject *const *values, PyObject *names);
 /* The framework's tensor over `view`, whose reference is stolen; never a copy. */
 PyObject *dlb_converter_give(PyObject *converter, dlb_view *view);
+bool dlb_converter_makes_numpy(PyObject *converter);
 PyObject *dlb_from_dlpack(PyObject *module, PyObject *const *args, Py_ssize_t count,
                           PyObject *names);
 PyObject *dlb_convert(PyObject *module, PyObject *const *args, Py_ssize_t count,

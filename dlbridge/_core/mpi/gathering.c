@@ -77,7 +77,8 @@ static int begin_gathering(call *self, const quick *of, dlb_peers *over,
         self->instead = Py_None;
     self->converter = Py_NewRef(from->converter);
     size_t gathered = gathered_bytes(over, kind, from->nbytes) * (size_t)over->size;
-    bool is_small = gathered <= DLB_GATHERED_MOST;
+    bool is_small =
+        gathered <= (kind == DLB_GATHER ? DLB_ROWS_MOST : DLB_GATHERED_MOST);
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     self->ballot = is_small ? gather(over, kind, digest, tensor, from)

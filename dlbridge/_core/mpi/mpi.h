@@ -86,8 +86,8 @@ enum {
     /* Bytes of a bcast that travel with the ballot: messages of their own are faster
      * with more. */
     DLB_COPIED_MOST = 4 * 1024,
-    /* The same of a reduce_scatter, and of all gathered rows together. In each round, a
-     * rank sends at most half of the rows. */
+    /* The same of a reduce_scatter and a gather, and of all rows of an allgather or
+     * alltoall together. In each round, a rank sends at most half of the rows. */
     DLB_ROWS_MOST = 8 * 1024,
     DLB_GATHERED_MOST = DLB_BALLOT_MOST,
     DLB_MESSAGE_MOST = 8 * 1024, /* bytes of a tensor that travel with its message */
@@ -197,6 +197,8 @@ Py_ssize_t dlb_tree_count(const dlb_tree_plan *plan); /* of the tensors */
 size_t dlb_tree_nbytes(const dlb_tree_plan *plan);    /* of all of them */
 /* Whether the tensor of this number has that shape and dtype. */
 bool dlb_tree_has(const dlb_tree_plan *plan, Py_ssize_t number, const DLTensor *dl);
+/* Whether a tensor is copied when a call begins, and no more looked at then. */
+bool dlb_tree_packs(const dlb_tree_plan *plan, Py_ssize_t number);
 /* Whether the result for that tensor has the shape and dtype of `dl`. */
 bool dlb_tree_has_result(const dlb_tree_plan *plan, Py_ssize_t number,
                          const dlb_peers *over, const DLTensor *dl);

@@ -8,6 +8,7 @@
 
 #include "layout/layout.h"
 #include "mpi/calls.h"
+#include "peers/peers.h"
 #include "tensor/tensor.h"
 
 #include <limits.h>
@@ -430,6 +431,11 @@ bool dlb_tree_has(const dlb_tree_plan *self, Py_ssize_t number, const DLTensor *
     const leaf_kind *leaf = &self->leaves[number];
     return memcmp(&leaf->dtype, &dl->dtype, sizeof dl->dtype) == 0 &&
            has_shape(leaf, dl->ndim, dl->shape);
+}
+
+bool dlb_tree_packs(const dlb_tree_plan *self, Py_ssize_t number) {
+    const leaf_kind *leaf = &self->leaves[number];
+    return leaf->group >= 0 && leaf->nbytes > 0;
 }
 
 bool dlb_tree_has_result(const dlb_tree_plan *self, Py_ssize_t number,
@@ -928,7 +934,8 @@ static dlb_tree_leaf *keep_leaves(const dlb_tree_leaf *leaves, Py_ssize_t count)
     dlb_tree_leaf *made = PyMem_Malloc((size_t)(count + 1) * sizeof *made);
     for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
         made[i] = leaves[i];
-        dlb_buffer_retain(leaves[i].buffer);
+        if (leaves[i].buffer != NULL)
+            dlb_buffer_retain(leaves[i].buffer);
     }
     if (made == NULL)
         PyErr_NoMemory();
@@ -1118,25 +1125,58 @@ void dlb_tree_ballot_keep(dlb_tree_ballot *self, PyObject **values,
     self->instead = Py_XNewRef(instead);
 }
 
+/* The Tensor of a whole block, for all arrays of NumPy in it. */
+static PyObject *owner_of(const dlb_tree_ballot *self, Py_ssize_t block,
+                          PyObject **owners) {
+    if (owners[block] == NULL) {
+        dlb_view whole;
+        int64_t size = (int64_t)(self->rows * self->plan->blocks[block]);
+        dlb_view_set_memory(&whole, self->blocks[block]->data,
+                            (DLDataType){kDLUInt, 8, 1}, 1, &size);
+        whole.buffer = dlb_buffer_retain(self->blocks[block]);
+        dlb_view_set_row_major(&whole);
+        owners[block] = dlb_tensor_new(dlb.tensor_type, &whole);
+    }
+    return owners[block];
+}
+
+/* A new array over the memory of a result. */
+static PyObject *make_array(const dlb_tree_ballot *self, Py_ssize_t number,
+                            PyObject **owners) {
+    dlb_view view;
+    int64_t space[DLB_MAX_NDIM];
+    PyObject *converter = self->converters[number], *made = NULL;
+    view_result(self, number, space, &view);
+    if (dlb_converter_makes_numpy(converter)) {
+        PyObject *owner = owner_of(self, self->plan->leaves[number].block, owners);
+        made = owner == NULL ? NULL : dlb_numpy_within(owner, &view.dl);
+        if (made != NULL || PyErr_Occurred()) {
+            dlb_buffer_drop(view.buffer);
+            return made;
+        }
+    }
+    return dlb_give(converter, &view);
+}
+
 /* A tree of new arrays. */
 static PyObject *make_tree(const dlb_tree_ballot *self) {
-    PyObject **made = PyMem_Malloc((size_t)(self->plan->count + 1) * sizeof *made);
+    const dlb_tree_plan *plan = self->plan;
+    PyObject **made = PyMem_Malloc((size_t)(plan->count + 1) * sizeof *made);
+    PyObject **owners = PyMem_Calloc((size_t)plan->block_count + 1, sizeof *owners);
     PyObject *result = NULL;
     Py_ssize_t count = 0;
-    if (made == NULL)
-        return PyErr_NoMemory();
-    for (; count < self->plan->count; count++) {
-        dlb_view view;
-        int64_t space[DLB_MAX_NDIM];
-        view_result(self, count, space, &view);
-        made[count] = dlb_give(self->converters[count], &view);
-        if (made[count] == NULL)
+    for (; made != NULL && owners != NULL && count < plan->count; count++)
+        if ((made[count] = make_array(self, count, owners)) == NULL)
             break;
-    }
-    if (count == self->plan->count)
-        result = build_tree(self->plan, made, self->values);
+    if (made == NULL || owners == NULL)
+        PyErr_NoMemory();
+    else if (count == plan->count)
+        result = build_tree(plan, made, self->values);
     while (count-- > 0)
         Py_DECREF(made[count]);
+    for (Py_ssize_t i = 0; owners != NULL && i < plan->block_count; i++)
+        Py_XDECREF(owners[i]);
+    PyMem_Free(owners);
     PyMem_Free(made);
     return result;
 }
@@ -1240,7 +1280,8 @@ static void drop_buffers(dlb_buffer **buffers, Py_ssize_t count) {
 
 static void drop_leaves(dlb_tree_leaf *leaves, Py_ssize_t count) {
     for (Py_ssize_t i = 0; leaves != NULL && i < count; i++)
-        dlb_buffer_drop(leaves[i].buffer);
+        if (leaves[i].buffer != NULL)
+            dlb_buffer_drop(leaves[i].buffer);
     PyMem_Free(leaves);
 }
 

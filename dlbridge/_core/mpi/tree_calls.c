@@ -1,7 +1,9 @@
 /* allreduce, bcast and gather of trees like one that Python has seen before. */
 #include "python/python.h" /* first, as in quick.c */
 
+#include "layout/layout.h"
 #include "mpi/calls.h"
+#include "peers/peers.h"
 
 #include <limits.h>
 
@@ -9,7 +11,7 @@
 typedef struct {
     PyObject **values;     /* from dlb_tree_find */
     PyObject **converters; /* for each tensor, as in a `source`; references */
-    dlb_tree_leaf *leaves; /* with a reference to each buffer */
+    dlb_tree_leaf *leaves; /* with a reference to each buffer, or NULL: borrowed */
     Py_ssize_t count;      /* of the tensors taken so far */
 } tensors;
 
@@ -17,11 +19,16 @@ static void drop_tensors(const dlb_tree_plan *plan, const tensors *from) {
     for (Py_ssize_t i = 0; i < from->count; i++) {
         if (from->converters != NULL)
             Py_DECREF(from->converters[i]);
-        dlb_buffer_drop(from->leaves[i].buffer);
+        if (from->leaves[i].buffer != NULL)
+            dlb_buffer_drop(from->leaves[i].buffer);
     }
     PyMem_Free(from->converters);
     PyMem_Free(from->leaves);
     dlb_tree_drop(plan, from->values);
+}
+
+static bool is_aligned(const void *data, DLDataType dtype) {
+    return (uintptr_t)data % (dtype.bits / 8) == 0;
 }
 
 /* Whether a tensor of the tree, or of `out`, has the shape and dtype of the plan. */
@@ -30,7 +37,35 @@ static bool fits(const dlb_tree_plan *plan, const dlb_peers *over, Py_ssize_t nu
     const DLTensor *dl = &taken->view.dl;
     bool has = is_out ? dlb_tree_has_result(plan, number, over, dl)
                       : dlb_tree_has(plan, number, dl);
-    return has && (uintptr_t)dlb_source_data(taken) % (dl->dtype.bits / 8) == 0;
+    return has && is_aligned(dlb_source_data(taken), dl->dtype);
+}
+
+/* The Converter for arrays of this type, a reference, if they are NumPy's own and may
+ * be borrowed. */
+static PyObject *numpy_converter(const quick *self, PyObject *x) {
+    PyObject *known =
+        dlb_is_numpy(x) ? dlb_cache_get(self->types, (PyObject *)Py_TYPE(x)) : NULL;
+    PyObject *found = NULL;
+    if (known != NULL && PyTuple_GET_ITEM(known, 1) == Py_None) /* without a guard */
+        found = Py_NewRef(PyTuple_GET_ITEM(known, 0));
+    Py_XDECREF(known);
+    return found;
+}
+
+/* Whether a small array of NumPy has the shape and dtype of the plan: its memory is
+ * packed before anything can free it. */
+static bool borrow(const dlb_tree_plan *plan, Py_ssize_t number, PyObject *x,
+                   dlb_tree_leaf *leaf) {
+    DLTensor dl;
+    uint64_t flags;
+    int64_t strides[DLB_MAX_NDIM];
+    if (!dlb_tree_packs(plan, number) ||
+        dlb_borrow_numpy(x, &dl, &flags, strides, MOST_DIMENSIONS) != 0 ||
+        !dlb_numpy_keeps_memory(x) || !dlb_tree_has(plan, number, &dl) ||
+        !dlb_is_row_major(&dl) || !is_aligned(dl.data, dl.dtype))
+        return false;
+    *leaf = (dlb_tree_leaf){NULL, dl.data};
+    return true;
 }
 
 /* 1: taken; the caller drops them. 0: declined. -1 with an exception. */
@@ -44,9 +79,17 @@ static int take_tensors(const quick *self, const dlb_peers *over,
     made->converters = PyMem_Malloc((count + 1) * sizeof *made->converters);
     made->leaves = PyMem_Malloc((count + 1) * sizeof *made->leaves);
     int taken = made->converters != NULL && made->leaves != NULL;
+    PyObject *of_numpy = NULL;
     for (; taken > 0 && (size_t)made->count < count; made->count++) {
         PyObject *x = made->values[made->count];
         source from;
+        if (of_numpy == NULL && !is_out)
+            of_numpy = numpy_converter(self, x);
+        if (of_numpy != NULL &&
+            borrow(plan, made->count, x, &made->leaves[made->count])) {
+            made->converters[made->count] = Py_NewRef(of_numpy);
+            continue;
+        }
         taken = is_out ? dlb_source_take_out(self, x, &from)
                        : dlb_source_take(self, x, INT_MAX, &from);
         if (taken <= 0)
@@ -61,6 +104,7 @@ static int take_tensors(const quick *self, const dlb_peers *over,
             (dlb_tree_leaf){from.view.buffer, (char *)dlb_source_data(&from)};
         Py_DECREF(from.known);
     }
+    Py_XDECREF(of_numpy);
     if (taken <= 0)
         drop_tensors(plan, made);
     return taken;

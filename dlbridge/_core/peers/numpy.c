@@ -61,6 +61,13 @@ int dlb_borrow_numpy(PyObject *x, DLTensor *tensor, uint64_t *flags, int64_t *st
     return remainders ? DLB_DECLINED : 0;
 }
 
+bool dlb_numpy_keeps_memory(PyObject *array) {
+    PyObject *base = PyArray_BASE((PyArrayObject *)array);
+    if (base != NULL && PyArray_CheckExact(base))
+        base = PyArray_BASE((PyArrayObject *)base);
+    return base == NULL || dlb_is_tensor(base);
+}
+
 /* NumPy gives the buffer behind an array back at once, so that a mmap or SharedMemory
  * may be closed, or a bytearray resized, under it. Such an array is kept together with
  * the buffer of its base, and these calls are refused. */
@@ -248,6 +255,22 @@ static PyObject *wrap_memory(PyObject *owner, PyArray_Descr *descr,
     if (array == NULL)
         Py_DECREF(owner);
     else if (PyArray_SetBaseObject((PyArrayObject *)array, owner) < 0)
+        Py_CLEAR(array);
+    return array;
+}
+
+/* Dimensions of which all versions of NumPy have so many. */
+enum { ORDINARY_NDIM = 32 };
+
+PyObject *dlb_numpy_within(PyObject *owner, const DLTensor *dl) {
+    int number = type_number(dl->dtype);
+    if (number < 0 || dl->ndim > ORDINARY_NDIM)
+        return NULL;
+    PyObject *array = PyArray_NewFromDescr(
+        &PyArray_Type, PyArray_DescrFromType(number), dl->ndim, dl->shape, NULL,
+        dl->data, NPY_ARRAY_WRITEABLE | NPY_ARRAY_ALIGNED, NULL);
+    if (array != NULL &&
+        PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(owner)) < 0)
         Py_CLEAR(array);
     return array;
 }

@@ -117,6 +117,12 @@ dlb_buffer *dlb_buffer_of_array(PyObject *keeper, PyObject *array);
 /* Of a dtype that NumPy itself does not have; its elements are of whole bytes. */
 int dlb_take_numpy_as(PyObject *array, DLDataType dtype, dlb_view *view);
 PyObject *dlb_give_numpy(dlb_view *view, PyObject *descr);
+/* Whether memory of an array of NumPy stays where it is as long as that is referred to;
+ * others may be over a bytearray, say, that is resized. */
+bool dlb_numpy_keeps_memory(PyObject *array);
+/* An array over compact, aligned memory of the CPU that `owner` keeps. NULL: without an
+ * exception, dlb_give_numpy decides. */
+PyObject *dlb_numpy_within(PyObject *owner, const DLTensor *dl);
 /* The Tensor whose memory the array shares, borrowed, or NULL. */
 dlb_tensor *dlb_numpy_base(PyObject *array);
 void dlb_numpy_set_data(PyObject *array, void *data);
