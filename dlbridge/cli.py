@@ -148,7 +148,8 @@ def add_libraries(commands: argparse._SubParsersAction[_Parser]) -> None:
     text = "list the kernels that a library exports, without loading it"
     status = "1 if it exports none, 2 if it cannot be read or describes one wrongly, else 0"
     exported = add(commands, "kernels", show_kernels, text, status)
-    exported.add_argument("library", metavar="FILE", type=Path, help="a shared library")
+    text = "a shared library, or an installed package"
+    exported.add_argument("library", metavar="FILE", type=Path, help=text)
     exported.add_argument("--json", action="store_true", help="as JSON")
     text = "write what editors and type checkers read of a kernel library"
     status = "1 if it exports no kernels, 2 if it cannot be read or written, else 0"
@@ -311,12 +312,14 @@ def write_library(options: argparse.Namespace) -> int:
 
 def show_kernels(options: argparse.Namespace) -> int:
     """Print the table or JSON; the exit status is 1 if there is no kernel."""
-    from dlbridge.kernels.packages import list_exports
+    from dlbridge.kernels.packages import find_library, list_exports
 
     try:
-        exports = list_exports(options.library)
+        path, name = options.library, str(options.library)
+        is_package = not path.exists() and name.replace("-", "_").isidentifier()
+        exports = list_exports(find_library(name) if is_package else path)
     except (DLBridgeError, OSError) as error:
-        text = str(error).removeprefix("load_library: ")
+        text = str(error).removeprefix("load_package: ").removeprefix("load_library: ")
         if isinstance(error, OSError):
             text = f"{options.library} cannot be read: {error.strerror}"
         print(escape_controls(f"dlbridge kernels: {text}", lines=True), file=sys.stderr)

@@ -604,6 +604,8 @@ def _share_or_copy(
 
 def _advise(reason: str, tensor: native.TensorBase, framework: Framework) -> str | None:
     """Return what to do, where that is more than what the reason alone says."""
+    if reason == "ndim" and tensor.ndim == 0:
+        return "reshape it to one dimension"
     if reason == "device" and is_on_cuda(tensor) and not framework.orders_cuda():
         is_managed = tensor._device_pair[0] == _MANAGED  # no copy is made for the host there
         how = "copy it: x.to('cpu')" if is_managed else 'pass device="cpu" for a copy on the host'

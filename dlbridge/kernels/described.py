@@ -173,11 +173,13 @@ def _check_parameters(module: Any, name: str, schema: Schema) -> None:
     metadata = module.get_function_metadata(name) or {}
     signature = json.loads(metadata.get("type_schema", "{}"))
     parameters = signature.get("named_args", {}).get("params")
-    expected = len(schema.parameters) + len(schema.results)
+    # It returns a number; how many rows there are of a result it writes into a tensor behind them.
+    results = len(schema.results) - len(schema.numbers) + len(schema.counts)
+    expected = len(schema.parameters) + results
     if parameters is None or len(parameters) == expected:
         return
     types = ", ".join(str(each.get("type")) for each in parameters)
     raise ArgumentError(
         f"the function takes {len(parameters)} values ({types}), and {schema} passes {expected}: "
-        f"{len(schema.parameters)} arguments, then {len(schema.results)} results"
+        f"{len(schema.parameters)} arguments, then {results} results"
     )

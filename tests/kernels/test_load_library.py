@@ -635,14 +635,12 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(add_vjp, Same);
 """
 
 
-@pytest.fixture(scope="module")
-def for_tvm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a library for tvm-ffi, which no test may change."""
+def compile_for_tvm(source: str, folder: Path) -> Path:
+    """Return a library for tvm-ffi in this folder."""
     info = pytest.importorskip("tvm_ffi.libinfo")
     if shutil.which("c++") is None:
         pytest.skip("there is no c++ here")
-    folder = tmp_path_factory.mktemp("tvm")
-    (folder / "source.cpp").write_text(FOR_TVM)
+    (folder / "source.cpp").write_text(source)
     library = Path(info.find_libtvm_ffi())
     command = ["c++", "-std=c++17", "-O0", "-shared", "-fPIC", f"-I{info.find_include_path()}"]
     command += [f"-I{info.find_dlpack_include_path()}", "-o", folder / "libadd.so"]
@@ -650,6 +648,12 @@ def for_tvm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "libadd.so"
+
+
+@pytest.fixture(scope="module")
+def for_tvm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a library for tvm-ffi, which no test may change."""
+    return compile_for_tvm(FOR_TVM, tmp_path_factory.mktemp("tvm"))
 
 
 ADD = "NAMESPACE::add(x: f64[n], by: float) -> f64[n]"
@@ -714,6 +718,34 @@ def test_a_function_for_tvm_ffi_without_a_schema_is_a_kernel_without_one(for_tvm
     assert out.tolist() == [3.0, 3.0]
     assert library.add.schema is None
     assert {"add", "add_vjp"} == {*library.kernels}
+
+
+def test_a_function_for_tvm_ffi_with_metadata_returns_a_number_or_says_a_size(
+    tmp_path: Path,
+) -> None:
+    """The number is not among its parameters; the tensor for the size is, behind the results."""
+    source = """
+    #define TVM_FFI_DLL_EXPORT_INCLUDE_METADATA 1
+    #include <tvm/ffi/tvm_ffi.h>
+
+    using tvm::ffi::TensorView;
+    static int64_t Length(TensorView x) { return x.size(0); }
+    TVM_FFI_DLL_EXPORT_TYPED_FUNC(length, Length);
+
+    static void First(TensorView x, TensorView out, TensorView k) {
+        *static_cast<int64_t *>(k.data_ptr()) = 1;
+        *static_cast<double *>(out.data_ptr()) = *static_cast<double *>(x.data_ptr());
+    }
+    TVM_FFI_DLL_EXPORT_TYPED_FUNC(first, First);
+    """
+    path = compile_for_tvm(source, tmp_path)
+    length, first = "tvm_says::length(x: f64[n]) -> int", "tvm_says::first(x: f64[n]) -> f64[k<=n]"
+    library = dlbridge.load_library(path, schemas={"length": length, "first": first})
+    assert library.length(np.ones(3)) == 3
+    assert library.first(np.array([5.0, 6.0])).tolist() == [5]
+    for wrong in (length.replace("int", "f64[]"), length.replace("int", "(int, f64[])")):
+        with pytest.raises(ArgumentError, match=r"takes 1 values .* passes 2: 1 arguments, then 1"):
+            dlbridge.load_library(path, schemas={"length": wrong})
 
 
 def test_functions_of_c_are_described_in_the_call(build: Build) -> None:
@@ -867,13 +899,17 @@ def install(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     return make
 
 
-def test_a_package_gives_its_library(install: Callable[..., Path]) -> None:
-    """By either of its names, without being imported."""
+def test_a_package_gives_its_library(
+    install: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By either of its names, without being imported; the command lists its kernels, too."""
     folder = install("My-Kernels", "mykernels_a", "lib/libkernels.so.1", "_plain.so")
     for name in ("my-kernels", "My_Kernels", "mykernels_a", "mykernels_a.lib"):
         library = dlbridge.load_package(name)
         assert library.path == str(folder / "lib" / "libkernels.so.1")
         assert library.scale(np.ones(1)).tolist() == [2.0]
+    assert importlib.import_module("dlbridge.cli").main(["kernels", "my-kernels"]) == 0
+    assert "mykernels_a::scale" in capsys.readouterr().out
 
 
 def test_a_package_without_one_library_is_refused(install: Callable[..., Path]) -> None:
@@ -1018,6 +1054,8 @@ def test_the_command_says_where_nothing_can_be_listed(
         assert cli.main(["kernels", str(path)]) == status
         assert f"dlbridge kernels: {path}" in (found := capsys.readouterr().err)
         assert said in found
+    assert cli.main(["kernels", "no-package"]) == 2
+    assert "dlbridge kernels: no package 'no-package' is installed" in capsys.readouterr().err
 
 
 def test_the_command_says_how_to_compile(
