@@ -192,9 +192,21 @@ class Binding:
         own = dtype.to("numpy")
         return lambda number, _: np.asarray(number, own)
 
+    def number_function(self, kernel: Kernel) -> Callable[..., Any]:
+        """Return what `kernel.<name>` is where results are numbers."""
+        return Binding.function(self, kernel)
+
     def is_tracing(self) -> bool:
         """Return whether numbers of Python may stand for ones that are not known yet."""
         return False
+
+    def is_symbol(self, value: Any, kind: str) -> bool:
+        """Return whether a value is an "int", "float" or "bool" that a trace does not know yet."""
+        return False
+
+    def write(self, room: Any, value: Any) -> None:
+        """Write a number, or an array of the framework, into one of its arrays."""
+        room[...] = value
 
     def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
         """Return what a kernel said; here of a Tensor, in others of an array of the framework.

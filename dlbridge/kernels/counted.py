@@ -281,7 +281,7 @@ def _filling(function: Callable[..., Any], framework: str, schema: Schema) -> Ca
             schema.check_out(bound, [described(each) for each in results], returned=True)
             extents = _fill(schema, rooms, results, framework if fills else "numpy")
         for room, extent in zip(rooms[count:], extents, strict=True):
-            _write(room, np.int64(extent), framework if fills else "numpy")
+            _write(room, int(extent), framework if fills else "numpy")
         return None if fills else tuple(rooms)
 
     call.__name__ = getattr(function, "__name__", schema.name)
@@ -356,14 +356,7 @@ def _fill(
 
 
 def _write(room: Any, value: Any, framework: str) -> None:
-    """Write a tensor, or a number of NumPy, into memory of the function's framework."""
-    if framework == "dlbridge":
-        array = np.asarray(value) if isinstance(value, np.generic) else value
-        native.copy_into(room, exchange.convert(array, "dlbridge", grad="detach"))
-        return
-    if not isinstance(value, np.generic) and type(value) is not type(room):
+    """Write a tensor, or an int, into memory of the function's framework."""
+    if not isinstance(value, int) and type(value) is not type(room):
         value = exchange.convert(value, framework, grad="detach")
-    if framework == "torch":
-        room.fill_(int(value)) if isinstance(value, np.generic) else room.copy_(value)
-    else:
-        room[...] = value
+    binding.binding(framework).write(room, value)

@@ -23,9 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlbridge._core import native
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
-from dlbridge.exchange import exchange
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import binding, gradients
 from dlbridge.kernels.gradients import Rule
@@ -38,6 +36,9 @@ if TYPE_CHECKING:
     from dlbridge.kernels.kernel import Kernel
 
 SUFFIX = "__tensors"  # of the key of `tensors`; see also registry.c
+
+# Types of tensors for which `Binding.call_numbers` has no rules; bindings add theirs.
+PLAIN_TENSORS: set[type] = {np.ndarray}
 
 
 class Numbers(Inner):
@@ -97,7 +98,7 @@ class Numbers(Inner):
         Raises:
             UnsupportedTypeError, ArgumentError: the arguments do not fit the schema.
         """
-        if args and "out" not in kwargs and _is_plain(type(args[0])):
+        if args and "out" not in kwargs and type(args[0]) in PLAIN_TENSORS:
             kernel = self.tensors
             function = kernel if framework is None else getattr(kernel, framework)
             try:
@@ -114,10 +115,7 @@ class Numbers(Inner):
 
     def function(self, framework: str) -> Callable[..., Any]:
         """Return what `kernel.<framework>` is: a builtin function, of all frameworks."""
-        made = binding.binding(framework)
-        if framework == "torch":  # which has dynamo know it
-            return made.function(self.whole)
-        return binding.Binding.function(made, self.whole)
+        return binding.binding(framework).number_function(self.whole)
 
     def read(self, found: Any) -> Any:
         """Return the results of a call, of what `tensors` returned."""
@@ -135,11 +133,6 @@ class Numbers(Inner):
             return value.item()
         name = binding.framework_name(value) or "dlbridge"
         return binding.binding(name).read_number(self.whole, result, value)
-
-
-def _is_plain(kind: type) -> bool:
-    """Return whether a tensor is of a type for which `Binding.call_numbers` has no rules."""
-    return kind is np.ndarray or (kind.__name__ == "Tensor" and kind.__module__ == "torch")
 
 
 def _framework_of(arguments: Arguments) -> str | None:
@@ -222,7 +215,7 @@ def _returning_tensors(
         several = _several(schema, found, len(makers))
         for result, make, value in zip(schema.results, makers, several, strict=True):
             if make is not None and value is not None:
-                number = value if made.is_tracing() else check_number(schema, result, value)
+                number = value if made.is_tracing() else check_number(schema, result, value, made)
                 results.append(make(number, like))
             else:
                 results.append(value)
@@ -237,9 +230,9 @@ def _returning_tensors(
         for place, value in zip(schema.numbers, numbers, strict=False):
             if rooms[place] is None and value is None:
                 continue
-            number = check_number(schema, schema.results[place], value)
+            number = check_number(schema, schema.results[place], value, made)
             if rooms[place] is not None:
-                _write(rooms[place], number, framework)
+                made.write(rooms[place], number)
         extents = numbers[len(schema.numbers) :]
         return (extents[0] if len(extents) == 1 else tuple(extents)) if extents else None
 
@@ -294,12 +287,10 @@ _PLAIN: Mapping[str, tuple[type, ...]] = {
     "float": (float, np.floating, int, np.integer),
     "bool": (bool, np.bool_),
 }
-_SYMBOLS = {"SymInt": "int", "SymFloat": "float", "SymBool": "bool"}  # of torch, while it traces
-_LETTERS = {"int": "iu", "float": "fV", "bool": "b"}  # of arrays of JAX, where numbers are traced
 
 
-def check_number(schema: Schema, result: Result, value: Any) -> Any:
-    """Return what a function returned for a result that is a number.
+def check_number(schema: Schema, result: Result, value: Any, made: binding.Binding) -> Any:
+    """Return what a function of a framework returned for a result that is a number.
 
     Raises:
         UnsupportedTypeError: it is none, or one of another kind.
@@ -309,10 +300,7 @@ def check_number(schema: Schema, result: Result, value: Any) -> Any:
     is_bool = isinstance(value, (bool, np.bool_))
     if isinstance(value, _PLAIN[kind]) and is_bool == (kind == "bool"):
         return _fit(schema, result, value)
-    if _SYMBOLS.get(type(value).__name__) == kind:
-        return value
-    is_of_jax = type(value).__module__.startswith("jax") and hasattr(value, "dtype")
-    if is_of_jax and value.shape == () and value.dtype.kind in _LETTERS[kind]:
+    if made.is_symbol(value, kind):
         return value
     hint = ""
     if hasattr(value, "item") and not isinstance(value, np.generic):
@@ -342,17 +330,6 @@ def _fit(schema: Schema, result: Result, value: Any) -> Any:
     return number
 
 
-def _write(room: Any, number: Any, framework: str) -> None:
-    """Write a number into a tensor without dimensions of the function's framework."""
-    if framework == "dlbridge":
-        array = np.array(number, room.dtype.to("numpy"))
-        native.copy_into(room, exchange.convert(array, "dlbridge"))
-    elif framework == "torch":
-        room.fill_(number)
-    else:
-        room[...] = number
-
-
 def _tvm_caller(function: Function, schema: Schema) -> Callable[..., Any]:
     """Return a function of Tensors that calls one of tvm-ffi, which returns the number."""
     if len(schema.numbers) > 1 or schema.counts:
@@ -363,6 +340,7 @@ def _tvm_caller(function: Function, schema: Schema) -> Callable[..., Any]:
     at = schema.numbers[0]
     result = schema.results[at]
     mutated = {part.name for part in schema.parameters if part.mutated}
+    own = binding.binding("dlbridge")
 
     def call(*tensors: Any, out: Any, **scalars: Any) -> None:
         outs = [out] if len(schema.results) == 1 else list(out)
@@ -374,8 +352,7 @@ def _tvm_caller(function: Function, schema: Schema) -> Callable[..., Any]:
         ]
         given += [(True, each) for each in outs]
         value = binding.call_tvm(function, [each for _, each in given], [is_w for is_w, _ in given])
-        number = check_number(schema, result, value)
-        _write(room, number, "dlbridge")
+        own.write(room, check_number(schema, result, value, own))
 
     call.__name__ = schema.name
     return call

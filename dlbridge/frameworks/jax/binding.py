@@ -340,6 +340,9 @@ def _own_function(kernel: Kernel, arguments: Arguments) -> Callable[..., Any]:
 # ---- the binding ---------------------------------------------------------------------------------
 
 
+_LETTERS = {"int": "iu", "float": "fV", "bool": "b"}  # of the dtypes of numbers
+
+
 class Jax(Sliced):
     """jax.Array and tracers."""
 
@@ -431,6 +434,10 @@ class Jax(Sliced):
             return value.item()
         except not_from_handler(*_NOT_KNOWN):
             return jax.lax.stop_gradient(value)  # of a program that is traced
+
+    def is_symbol(self, value: Any, kind: str) -> bool:
+        is_scalar = isinstance(value, jax.Array) and value.shape == ()
+        return is_scalar and value.dtype.kind in _LETTERS[kind]
 
     def number_maker(self, dtype: DType) -> Callable[[Any, Any], Any]:
         own = dtype.to("numpy")

@@ -37,6 +37,7 @@ from dlbridge.frameworks.torch.operators import (
     written,
 )
 from dlbridge.frameworks.torch.refusals import make_check
+from dlbridge.kernels import numbers
 from dlbridge.kernels.binding import Binding, check_extent, explain, slow_call
 from dlbridge.kernels.kernel import Kernel, Shortcut, all_known, is_native_to, serving
 from dlbridge.kernels.kinds import read_signature
@@ -62,6 +63,10 @@ if not hasattr(torch.compiler, "substitute_in_graph"):
         f"kernels: torch {torch.__version__} is too old, kernels need {_OLDEST}; convert its "
         "tensors, as dlbridge.to_numpy(x) does"
     )
+
+
+_SYMBOLS: dict[str, type] = {"int": torch.SymInt, "float": torch.SymFloat, "bool": torch.SymBool}
+numbers.PLAIN_TENSORS.add(torch.Tensor)
 
 
 class TorchBinding(Binding):
@@ -157,8 +162,20 @@ class TorchBinding(Binding):
 
         return make
 
+    def number_function(self, kernel: Kernel) -> Callable[..., Any]:
+        return self.function(kernel)  # dynamo has to know it
+
     def is_tracing(self) -> bool:
         return bool(torch.compiler.is_compiling())
+
+    def is_symbol(self, value: Any, kind: str) -> bool:
+        return isinstance(value, _SYMBOLS[kind])
+
+    def write(self, room: Any, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            room.copy_(value)
+        else:
+            room.fill_(value)
 
     def read_extent(self, kernel: str, name: str, value: Any, room: int) -> Any:
         if value.is_meta:
