@@ -643,6 +643,21 @@ static inline void dlb_ort_add_types(dlb_ort_dtype *dtype, dlb_ort_word word) {
     dtype->others += sum;
 }
 
+/* The place of a dtype: that of the same set before, or a new one. */
+static inline int dlb_ort_keep_dtype(dlb_ort_reader *in, const dlb_ort_dtype *read) {
+    dlb_ort_operator *made = in->made;
+    for (int i = 0; read->name.size == 0 && i < made->dtype_count; i++)
+        if (made->dtypes[i].name.size == 0 && made->dtypes[i].types == read->types &&
+            made->dtypes[i].others == read->others)
+            return i;
+    if (made->dtype_count == DLB_ORT_DTYPES) {
+        dlb_ort_refuse(in, "too many dtypes");
+        return 0;
+    }
+    made->dtypes[made->dtype_count] = *read;
+    return made->dtype_count++;
+}
+
 /* The dtype variable: that of a name, of the same set before, or a new one. */
 static inline int dlb_ort_read_dtype(dlb_ort_reader *in) {
     dlb_ort_operator *made = in->made;
@@ -658,16 +673,27 @@ static inline int dlb_ort_read_dtype(dlb_ort_reader *in) {
     dlb_ort_add_types(&read, is_defined ? dlb_ort_take_name(in) : first);
     while (dlb_ort_accept(in, '|'))
         dlb_ort_add_types(&read, dlb_ort_take_name(in));
-    for (int i = 0; !is_defined && i < made->dtype_count; i++)
-        if (made->dtypes[i].name.size == 0 && made->dtypes[i].types == read.types &&
-            made->dtypes[i].others == read.others)
-            return i;
-    if (made->dtype_count == DLB_ORT_DTYPES) {
-        dlb_ort_refuse(in, "too many dtypes");
-        return 0;
+    return dlb_ort_keep_dtype(in, &read);
+}
+
+/* The dtype of a result that is a number: a node gives a tensor without dimensions. */
+static inline int dlb_ort_read_number_type(dlb_ort_reader *in) {
+    dlb_ort_dtype read;
+    dlb_ort_word word = dlb_ort_take_name(in);
+    memset(&read, 0, sizeof read);
+    if (!dlb_ort_is(word, "bool")) {
+        word.start = dlb_ort_is(word, "int") ? "i64" : "f64";
+        word.size = 3;
     }
-    made->dtypes[made->dtype_count] = read;
-    return made->dtype_count++;
+    dlb_ort_add_types(&read, word);
+    return dlb_ort_keep_dtype(in, &read);
+}
+
+static inline int dlb_ort_is_number_type(dlb_ort_reader *in) {
+    char after = dlb_ort_peek(in);
+    return after != '[' && after != '=' && after != '|' &&
+           (dlb_ort_is(in->word, "int") || dlb_ort_is(in->word, "float") ||
+            dlb_ort_is(in->word, "bool"));
 }
 
 static inline void dlb_ort_read_like(dlb_ort_reader *in, dlb_ort_tensor *tensor) {
@@ -701,6 +727,8 @@ static inline dlb_ort_tensor *dlb_ort_read_tensor(dlb_ort_reader *in,
     tensor->pack = -1;
     if (dlb_ort_is(in->word, "like") && dlb_ort_peek(in) == 'a') {
         dlb_ort_read_like(in, tensor);
+    } else if (dlb_ort_is_number_type(in)) {
+        tensor->dtype = dlb_ort_read_number_type(in);
     } else {
         tensor->dtype = dlb_ort_read_dtype(in);
         dlb_ort_expect(in, '[', "'[' is expected");

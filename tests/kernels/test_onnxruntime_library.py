@@ -318,6 +318,8 @@ SCHEMAS = {
     "reshaped": "(x: f32[*b, n], b: int[], rest: int[2]) -> (f32[n, *b], f64[2, *rest])",
     "no_list": "(x: float[2], y: f32[n]) -> float[2]",
     "none": "(x: f32[0, n]) -> f32[n, 0]",
+    "number": "(x: f32[n]) -> float",
+    "numbers": "(x: f32|f64[n], w: float[] = [1.5]) -> (int, y: f32|f64[n], big : bool , float)",
 }
 EXPORTS = "\n".join(
     f"static int {name}(void *c, DLTensor *t, int n) {{ return fill(c, t, n); }}\n"
@@ -529,6 +531,8 @@ CALLS: dict[str, Any] = {
     ),
     "no inputs": ("from_sizes", {}, 1, {"n": 4}),
     "no elements either": ("none", {"x": ("f4", (0, 3))}, 1, {}),
+    "a number": ("number", {"x": ("f4", (3,))}, 1, {}),
+    "numbers among tensors": ("numbers", {"x": ("f8", (3,))}, 4, {"w": [0.5]}),
     "pointers": ("pointers", {"x": ("f4", (1,)), "y": ("f4", (1,))}, 1, {}),
     "a failure": ("fails", {"x": ("f4", (1,))}, 1, {}),
     "a dtype that the schema lacks": ("like", {"x": ("u1", (1,))}, 1, {}),
