@@ -223,6 +223,24 @@ def test_the_autocast_of_a_bridged_module(by: str, framework: Any) -> None:
     check(lambda: _switched([("cpu", torch.float16)]), state, by)
 
 
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_the_operands_that_a_bridged_module_has_during_a_backward_pass(
+    by: str, framework: Any
+) -> None:
+    torch = framework("torch")
+    from dlbridge.frameworks.torch.modules import Module
+
+    weight = torch.ones(3)
+    bridged = Module(torch.nn.Linear(2, 1))
+    part = bridged._copy.module
+    before = part.weight
+
+    def act() -> None:
+        bridged.hold(lambda: part._parameters.update(weight=weight))
+
+    check_call(act, lambda: (bridged.is_held, part.weight is before), by)
+
+
 # Each context manager in Python, and why it is not in a test of this file or of
 # tests/cuda/test_interrupted_scopes.py, if it is not. Those in C are one step for an interrupt.
 MANAGERS = {

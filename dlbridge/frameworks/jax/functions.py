@@ -115,7 +115,7 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
         with lock:
             call = calls.get(key)
             if call is None:
-                rebuild = partial(_rebuild, structure, _without_arrays(leaves))
+                rebuild = _make_rebuild(structure, leaves)
                 forms = [(shape, as_dtype(dtype)) for shape, dtype in shapes]
                 call = calls[key] = _make_call(module, forms, rebuild, is_batched)
         return call, operands
@@ -196,13 +196,17 @@ def _arrays_of(parts: tuple[tuple[str, ...], ...], params: Any) -> list[Any] | N
     return found
 
 
-def _without_arrays(leaves: Sequence[Any]) -> list[Any]:
-    return [_ARRAY if _is_array(each) else each for each in leaves]
+def _make_rebuild(structure: Any, leaves: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    """Return what puts tensors in the places of the arrays, and gives the arguments."""
+    if all(map(_is_array, leaves)):
+        return lambda tensors: structure.unflatten(tensors)
+    kept = [_ARRAY if _is_array(each) else each for each in leaves]
 
+    def rebuild(tensors: Sequence[Any]) -> Any:
+        left = iter(tensors)
+        return structure.unflatten([next(left) if each is _ARRAY else each for each in kept])
 
-def _rebuild(structure: Any, leaves: Sequence[Any], tensors: Sequence[Any]) -> Any:
-    left = iter(tensors)
-    return structure.unflatten([next(left) if each is _ARRAY else each for each in leaves])
+    return rebuild
 
 
 def _is_array(x: Any) -> bool:

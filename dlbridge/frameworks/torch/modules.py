@@ -235,12 +235,18 @@ class Module:
         """
         was_held = self.is_held
         try:
-            self.is_held = True
-            return function()
-        finally:
-            self.is_held = was_held
-            if not was_held:
-                self._copy.restore()
+            try:
+                self.is_held = True
+                return function()
+            finally:
+                self._end_hold(was_held)
+        finally:  # once more, for an interrupt of the first time
+            self._end_hold(was_held)
+
+    def _end_hold(self, was_held: bool) -> None:
+        if self.is_held and not was_held:
+            self._copy.restore()
+            self.is_held = False
 
 
 class _Copy:
