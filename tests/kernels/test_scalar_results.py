@@ -741,6 +741,30 @@ def test_a_vjp_gets_a_number_as_a_tensor_and_no_cotangent_of_it(framework: Any) 
         dlbridge.wrap(scale, "scalar::s(x: f64[n]) -> float", abi="python:numpy", vjp=scale)
 
 
+def test_forward_mode_of_torch_passes_by_a_kernel_of_numbers_alone(framework: Any) -> None:
+    """Without a jvp=, as in JAX, and as backward mode does; `.tensors` gives zeros for tangents."""
+    torch = framework("torch")
+    mean = dlbridge.wrap(
+        lambda x: float(x.mean()), "scalar::mean(x: f32[n]) -> float", abi="python:numpy"
+    )
+    chosen = dlbridge.wrap(
+        lambda x, *, save: (float(x.mean()), x if save else None),
+        "scalar::mean_and(x: f32[n], *, save: bool = False) -> (float, f32[n]? if save)",
+        abi="python:numpy",
+    )
+    x, one = torch.tensor(X), torch.ones(len(X))
+    for kernel in (mean, lambda x: chosen(x)[0]):
+        function = lambda x, kernel=kernel: x * kernel(x)  # noqa: E731
+        expected = [float(X.mean())] * len(X)
+        assert torch.func.jvp(function, (x,), (one,))[1].tolist() == expected
+        assert torch.func.jacfwd(function)(x).diagonal().tolist() == expected
+        square = lambda x, kernel=kernel: (x * x * kernel(x)).sum()  # noqa: E731
+        assert torch.func.hessian(square)(x).diagonal().tolist() == [2 * expected[0]] * len(X)
+    assert torch.func.jvp(mean.tensors, (x,), (one,))[1].item() == 0
+    with pytest.raises(KernelError, match="it has no tangent"):
+        torch.func.jvp(lambda x: chosen(x, save=True)[0], (x,), (one,))
+
+
 def test_forward_mode_moves_the_tensors_alone(everything: dlbridge.Kernel, framework: Any) -> None:
     torch, jax = framework("torch"), framework("jax")
     by_jvp = dlbridge.wrap(
