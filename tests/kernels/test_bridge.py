@@ -613,6 +613,32 @@ def test_an_eager_call_gives_what_a_compiled_one_gives_and_raises_what_the_modul
         assert caught.value is error
 
 
+def test_eager_calls_of_several_forms_take_turns():
+    """One that is like the last call but for shapes, dtypes or modes is a call of its own."""
+
+    class Sum(nn.Linear):
+        def forward(self, x, y=None, *, scale=1):
+            return super().forward(x.to(self.weight.dtype) if y is None else x + y) * scale
+
+    module = Sum(6, 3)
+    function, params = dlbridge.bridge(module, to="jax")
+    double = jax.tree.map(lambda each: 2 * each, params)
+    x = torch.from_numpy(X)
+    for _ in range(3):
+        for rows in (5, 1, 0):
+            close(function(params, jnp.asarray(X[:rows])), module(x[:rows]))
+        close(function(params, jnp.asarray(X[0])), module(x[0]))
+        close(function(double, jnp.asarray(X)), 2 * module(x))
+        close(function(params, jnp.asarray(X), jnp.asarray(X[0])), module(x, x[0]))
+        close(function(params, jnp.asarray(X), y=jnp.asarray(X)), module(x, y=x))
+        close(function(params, jnp.asarray(X), scale=3), module(x, scale=3))
+        close(function(params, jnp.arange(6)), module(torch.arange(6)))
+        with torch.autocast("cpu", torch.bfloat16):
+            made = function(params, jnp.asarray(X))
+        assert made.dtype == "bfloat16"
+        assert function(params, jnp.asarray(X)).dtype == "float32"
+
+
 def test_a_result_that_is_an_argument_or_a_parameter_has_memory_of_its_own():
     class Same(nn.Module):
         def __init__(self):

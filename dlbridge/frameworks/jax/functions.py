@@ -94,88 +94,126 @@ class _Call(NamedTuple):
 
 def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[..., Any]:
     """Return the function for JAX; see `dlbridge.bridge`."""
-    calls: dict[Any, _Call] = {}
-    lock = registry.lock()
-    parts = tuple(module.parameters), tuple(module.buffers)
-    array_type = adapter.adapter("jax").array_type()
-    compute = _make_compute(module)
-
-    def modes() -> Hashable:
-        return jax.config.jax_enable_x64, module.modes()
-
-    def find(params: Any, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
-        """Return what a call does, and its operands, after checks."""
-        own = _tensors_of(module, params)
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        leaves = [jnp.asarray(each) if _is_array(each) else each for each in leaves]
-        operands = [*own, *[each for each in leaves if _is_array(each)]]
-        static = tuple(None if _is_array(each) else fixed(each) for each in leaves)
-        shapes = _shapes(operands)
-        key = structure, shapes, _hashable(module, static), modes()
-        with lock:
-            call = calls.get(key)
-            if call is None:
-                rebuild = _make_rebuild(structure, leaves)
-                forms = [(shape, as_dtype(dtype)) for shape, dtype in shapes]
-                call = calls[key] = _make_call(module, forms, rebuild, is_batched)
-        return call, operands
-
-    def find_again(params: Any, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
-        """Return the same faster, for arrays of JAX of shapes and dtypes that were seen before."""
-        operands = _arrays_of(parts, params)
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        if operands is not None:
-            operands += leaves
-            if not set(map(type, operands)) - {array_type}:
-                call = calls.get((structure, _shapes(operands), (None,) * len(leaves), modes()))
-                if call is not None:
-                    return call, operands
-        return find(params, args, kwargs)
+    calls = _Calls(module, mutable, is_batched)
 
     def function(params: Any, /, *args: Any, rng: Any = None, **kwargs: Any) -> Any:
-        call, operands = find_again(params, args, kwargs)
-        _check_call(module, call, mutable, rng)
-        packed = call.operands.pack(operands, jnp.concatenate)
-        if call.traced.is_random:
-            packed.append(jax.random.bits(rng, (), "uint32"))
-        made = compute(call.kernel, packed) if call.results.groups else ()
-        several = made if isinstance(made, tuple | list) else (made,)
-        found = call.results.unpack(several)
-        count = len(call.traced.results)
-        outcome = call.traced.returned(found[:count])
-        if not mutable:
-            return outcome
-        return outcome, params["buffers"] | dict(zip(call.updated, found[count:], strict=True))
+        return calls.call(params, args, kwargs, rng)
 
     function.__name__ = function.__qualname__ = module.name
     function.__doc__ = f"Call the module {module.name}: (params, *args, rng=None, **kwargs)."
     return function
 
 
-def _make_compute(module: Module) -> Callable[[Kernel, Sequence[Any]], Any]:
-    """Return what computes the results of a kernel from packed operands.
+class _Calls:
+    """The calls of one function, by their signatures."""
 
-    Where all values are at hand, there is nothing that JAX could add to one call: the kernel is
-    called on their memory, in this thread, and JAX is given the results. All else is a program of
-    JAX. It is also what commits results to the device of the operands.
+    def __init__(self, module: Module, mutable: bool, is_batched: bool) -> None:
+        self.module = module
+        self.mutable = mutable
+        self.is_batched = is_batched
+        self._array_type = adapter.adapter("jax").array_type()
+        self._direct = _Direct(module)
+        self._parts = tuple(module.parameters), tuple(module.buffers)
+        self._known: dict[Any, _Call] = {}
+        self._last: dict[Any, _Call] = {}  # of those that are direct, whatever their shapes
+        self._lock = registry.lock()
+
+    def call(self, params: Any, args: Any, kwargs: Any, rng: Any) -> Any:
+        """Call the module, or trace its call."""
+        is_direct = self._direct.is_possible()
+        modes = jax.config.jax_enable_x64, self.module.modes()
+        operands = _arrays_of(self._parts, params)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        call: _Call | None = None
+        if operands is not None:
+            operands += leaves
+            if is_direct:
+                call = self._last.get((structure, modes))
+                if call is not None:  # the kernel compares shapes and dtypes in any case
+                    made = self._direct(call.kernel, operands)
+                    if made is not NotImplemented:
+                        return self._finish(params, call, made)
+            call = self._find_again(operands, leaves, structure, modes)
+        is_plain = call is not None
+        if call is None or operands is None:
+            call, operands = self._find(params, leaves, structure, modes)
+        _check_call(self.module, call, self.mutable, rng)
+        made = self._compute(call, operands, rng, is_direct)
+        is_plain = is_plain and call.operands.is_plain and bool(call.results.groups)
+        if is_plain and is_direct and not call.traced.is_random:
+            self._last[structure, modes] = call
+        return self._finish(params, call, made)
+
+    def _find_again(
+        self, operands: Sequence[Any], leaves: Sequence[Any], structure: Any, modes: Hashable
+    ) -> _Call | None:
+        """Return what a call does that has only arrays of JAX, if its forms were seen before."""
+        if set(map(type, operands)) - {self._array_type}:
+            return None
+        return self._known.get((structure, _shapes(operands), (None,) * len(leaves), modes))
+
+    def _find(
+        self, params: Any, leaves: Sequence[Any], structure: Any, modes: Hashable
+    ) -> tuple[_Call, list[Any]]:
+        """Return what a call does, and its operands, after checks."""
+        own = _tensors_of(self.module, params)
+        leaves = [jnp.asarray(each) if _is_array(each) else each for each in leaves]
+        operands = [*own, *[each for each in leaves if _is_array(each)]]
+        static = tuple(None if _is_array(each) else fixed(each) for each in leaves)
+        shapes = _shapes(operands)
+        key = structure, shapes, _hashable(self.module, static), modes
+        with self._lock:
+            call = self._known.get(key)
+            if call is None:
+                rebuild = _make_rebuild(structure, leaves)
+                forms = [(shape, as_dtype(dtype)) for shape, dtype in shapes]
+                call = _make_call(self.module, forms, rebuild, self.is_batched)
+                self._known[key] = call
+        return call, operands
+
+    def _compute(self, call: _Call, operands: Sequence[Any], rng: Any, is_direct: bool) -> Any:
+        packed = call.operands.pack(operands, jnp.concatenate)
+        if call.traced.is_random:
+            packed.append(jax.random.bits(rng, (), "uint32"))
+        if not call.results.groups:
+            return ()
+        made = self._direct(call.kernel, packed) if is_direct else NotImplemented
+        return call.kernel.jax(*packed) if made is NotImplemented else made
+
+    def _finish(self, params: Any, call: _Call, made: Any) -> Any:
+        """Return what the module returns, and the buffers if the function is to."""
+        several = made if isinstance(made, tuple | list) else (made,)
+        found = call.results.unpack(several)
+        count = len(call.traced.results)
+        outcome = call.traced.returned(found[:count])
+        if not self.mutable:
+            return outcome
+        return outcome, params["buffers"] | dict(zip(call.updated, found[count:], strict=True))
+
+
+class _Direct:
+    """Calls of kernels on the memory of their operands, in this thread; JAX is given the results.
+
+    Where all values are at hand, there is nothing that JAX could add to a single call. All else is
+    a program of JAX; it alone can leave results uncommitted to a device.
     """
-    is_clean, give = adapter.adapter("jax").untraced(), adapter.converter("jax")
-    config = jax.config
 
-    def compute(kernel: Kernel, packed: Sequence[Any]) -> Any:
-        if (
-            is_clean()
-            and any(getattr(each, "committed", False) for each in packed)
-            and not (config.jax_debug_nans or config.jax_debug_infs)
-            and "cpu" in module.platforms
-            and is_alone_on_cpu()
-        ):
-            made = native.call_giving(kernel, give, *packed)
-            if made is not NotImplemented:
-                return made
-        return kernel.jax(*packed)
+    def __init__(self, module: Module) -> None:
+        self._is_clean = adapter.adapter("jax").untraced()
+        self._give = adapter.converter("jax")
+        self._is_on_cpu = "cpu" in module.platforms
 
-    return compute
+    def is_possible(self) -> bool:
+        """Return whether JAX traces nothing now, and looks at no results."""
+        is_checking = jax.config.jax_debug_nans or jax.config.jax_debug_infs
+        is_free = self._is_clean() and not is_checking
+        return is_free and self._is_on_cpu and is_alone_on_cpu()
+
+    def __call__(self, kernel: Kernel, operands: Sequence[Any]) -> Any:
+        """Return the results; NotImplemented, before anything happened, if they need a program."""
+        if any(getattr(each, "committed", False) for each in operands):
+            return native.call_giving(kernel, self._give, *operands)
+        return NotImplemented
 
 
 _ARRAY = object()  # stands for one
@@ -365,12 +403,13 @@ class Packing:
     Attributes:
         forms: shape and dtype of each.
         groups: which of them travel together.
+        is_plain: none do.
     """
 
     def __init__(self, forms: Sequence[Form], groups: list[list[int]]) -> None:
         self.forms = list(forms)
         self.groups = groups
-        self._is_plain = groups == [[place] for place in range(len(self.forms))]
+        self.is_plain = groups == [[place] for place in range(len(self.forms))]
 
     @classmethod
     def within(cls, forms: Sequence[Form], room: int) -> Packing:
@@ -420,7 +459,7 @@ class Packing:
 
     def pack(self, tensors: Sequence[Any], join: Callable[[Any], Any]) -> list[Any]:
         """Return one tensor for each group; `join` concatenates along the last axis."""
-        if self._is_plain:
+        if self.is_plain:
             return list(tensors)
         return [
             tensors[group[0]]
@@ -440,7 +479,7 @@ class Packing:
 
     def unpack(self, packed: Sequence[Any]) -> list[Any]:
         """Return the tensors in order; batch axes stay in front."""
-        if self._is_plain:
+        if self.is_plain:
             return list(packed[: len(self.forms)])
         found: list[Any] = [None] * len(self.forms)
         for group, tensor in zip(self.groups, packed, strict=False):
