@@ -758,6 +758,13 @@ def trees_by_c() -> None:
     assert QUICK.allreduce(parts, "sum", outs) is outs
     for x, y in zip(outs, expected, strict=True):
         check(x, y)
+    small = floats[3:]
+    mpi.allreduce(small, "mean")
+    assert QUICK.allreduce(small, "mean", None) is not False
+    with dlbridge.receipts() as log:  # which Python writes
+        assert QUICK.allreduce(small, "mean", None) is False
+        mpi.allreduce(small, "mean")
+    assert len(log) >= len(small)
     # Small arrays over memory that others have, of which no view may be kept.
     memory = bytearray(range(24))
     over = [np.frombuffer(memory, "u1"), np.frombuffer(memory, "u1")[4:8], np.ones(2, "u1")[::1]]

@@ -41,10 +41,11 @@ static bool fits(const dlb_tree_plan *plan, const dlb_peers *over, Py_ssize_t nu
 }
 
 /* The Converter for arrays of this type, a reference, if they are NumPy's own and may
- * be borrowed. */
+ * be borrowed, which no receipt says. */
 static PyObject *numpy_converter(const quick *self, PyObject *x) {
-    PyObject *known =
-        dlb_is_numpy(x) ? dlb_cache_get(self->types, (PyObject *)Py_TYPE(x)) : NULL;
+    PyObject *known = dlb_is_numpy(x) && !dlb_is_recorded()
+                          ? dlb_cache_get(self->types, (PyObject *)Py_TYPE(x))
+                          : NULL;
     PyObject *found = NULL;
     if (known != NULL && PyTuple_GET_ITEM(known, 1) == Py_None) /* without a guard */
         found = Py_NewRef(PyTuple_GET_ITEM(known, 0));
