@@ -29,7 +29,7 @@ from dlbridge.kernels import binding, gradients
 from dlbridge.kernels.gradients import Rule
 from dlbridge.kernels.inner import Inner
 from dlbridge.kernels.kinds import Function, read_signature
-from dlbridge.kernels.schema import Arguments, Result, Schema
+from dlbridge.kernels.schema import Arguments, Result, Schema, conditions_of
 from dlbridge.signals import not_from_handler
 
 if TYPE_CHECKING:
@@ -47,14 +47,13 @@ class Numbers(Inner):
     Attributes:
         whole: the kernel.
         results: place and result of each number.
-        is_differentiable: whether a result can have a derivative; a number cannot.
     """
 
     def __init__(self, whole: Kernel) -> None:
         super().__init__(whole)
         self.results = [(place, self.schema.results[place]) for place in self.schema.numbers]
         self._is_alone = len(self.schema.results) == 1
-        self.is_differentiable = gradients.is_differentiable(self.schema)
+        self._is_differentiable = gradients.is_differentiable(self.schema)
 
     @property
     def tensors(self) -> Kernel:
@@ -112,6 +111,18 @@ class Numbers(Inner):
         if name is None:  # which is refused, or works where no tensor is needed
             return self.read(self.tensors(*args, **kwargs))
         return binding.binding(name).call_numbers(self.whole, arguments)
+
+    def gives_constants(self, arguments: Arguments) -> bool:
+        """Return whether no result of a call can have a derivative; a number cannot."""
+        schema = self.schema
+        if not (self._is_differentiable and schema.has_optional_results):
+            return not self._is_differentiable
+        choices = iter(conditions_of(schema, arguments.tensors, arguments.scalars))
+        is_there = [next(choices) if result.condition else True for result in schema.results]
+        return not any(
+            there and not result.number and result.dtype.may_be_floating
+            for there, result in zip(is_there, schema.results, strict=True)
+        )
 
     def function(self, framework: str) -> Callable[..., Any]:
         """Return what `kernel.<framework>` is: a builtin function, of all frameworks."""

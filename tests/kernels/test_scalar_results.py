@@ -741,9 +741,9 @@ def test_a_vjp_gets_a_number_as_a_tensor_and_no_cotangent_of_it(framework: Any) 
         dlbridge.wrap(scale, "scalar::s(x: f64[n]) -> float", abi="python:numpy", vjp=scale)
 
 
-def test_forward_mode_of_torch_passes_by_a_kernel_of_numbers_alone(framework: Any) -> None:
-    """Without a jvp=, as in JAX, and as backward mode does; `.tensors` gives zeros for tangents."""
-    torch = framework("torch")
+def test_derivatives_pass_by_a_call_that_gives_numbers_alone(framework: Any) -> None:
+    """Without a vjp= or jvp=, in forward mode as well; a tensor that is left out is none."""
+    torch, jax = framework("torch"), framework("jax")
     mean = dlbridge.wrap(
         lambda x: float(x.mean()), "scalar::mean(x: f32[n]) -> float", abi="python:numpy"
     )
@@ -760,9 +760,15 @@ def test_forward_mode_of_torch_passes_by_a_kernel_of_numbers_alone(framework: An
         assert torch.func.jacfwd(function)(x).diagonal().tolist() == expected
         square = lambda x, kernel=kernel: (x * x * kernel(x)).sum()  # noqa: E731
         assert torch.func.hessian(square)(x).diagonal().tolist() == [2 * expected[0]] * len(X)
+        array = jax.numpy.asarray(X)
+        assert jax.jvp(function, (array,), (array / array,))[1].tolist() == expected
+        for derived in (jax.grad(square), jax.jit(jax.grad(square))):
+            assert derived(array).tolist() == (2 * X * expected[0]).tolist()
     assert torch.func.jvp(mean.tensors, (x,), (one,))[1].item() == 0
     with pytest.raises(KernelError, match="it has no tangent"):
         torch.func.jvp(lambda x: chosen(x, save=True)[0], (x,), (one,))
+    with pytest.raises(KernelError, match="a derivative would pass through"):
+        jax.grad(lambda x: chosen(x, save=True)[0] * x.sum())(array)
 
 
 def test_forward_mode_moves_the_tensors_alone(everything: dlbridge.Kernel, framework: Any) -> None:

@@ -382,7 +382,7 @@ class Jax(Sliced):
 
     def call_numbers(self, kernel: Kernel, arguments: Arguments) -> Any:
         assert kernel.numbers is not None
-        if not kernel.numbers.is_differentiable:
+        if kernel.numbers.gives_constants(arguments):
             arguments = changed(_constant, arguments)
         present = [each for each in in_row(arguments.tensors) if each is not None]
         is_known = all(type(each) is self.array_type for each in present)

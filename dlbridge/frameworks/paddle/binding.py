@@ -45,7 +45,7 @@ class Paddle(Sliced, Direct):
     def call_numbers(self, kernel: Kernel, arguments: Arguments) -> Any:
         """Call the kernel; where all its results are constants, without a look at gradients."""
         assert kernel.numbers is not None
-        if not kernel.numbers.is_differentiable:
+        if kernel.numbers.gives_constants(arguments):
             arguments = changed(_detach, arguments)
         return super().call_numbers(kernel, arguments)
 
