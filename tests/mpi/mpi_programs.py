@@ -3376,6 +3376,17 @@ def trees_of_frameworks() -> None:
     assert QUICK.bcast(mine, size - 1, "torch", mine) is mine  # in the parameters themselves
     assert all((x == size).all() for x in model.state_dict().values())
     (mpi.allreduce(model.state_dict()["0.weight"])).sum()
+    small = [torch.arange(6.0)[2:], np.full(3, 2.0), torch.ones((), dtype=torch.bfloat16)]
+    small += [torch.nn.Parameter(torch.ones(2, 3), requires_grad=False)]
+    mpi.allreduce(small)
+    for x, source in zip(QUICK.allreduce(small, "sum", None), small, strict=True):
+        assert type(x) is (np.ndarray if type(source) is np.ndarray else torch.Tensor)
+        assert (x == source * size).all()
+    emptied = torch.ones(4)  # the storage is shorter than the tensor
+    emptied.untyped_storage().resize_(4)
+    refused(ExchangeError, "(at [0] of the tree)", mpi.allreduce, [emptied, *small[1:]])
+    recorded = [(small[3] * torch.ones(1, requires_grad=True)).sum(0)[1:].expand(4), *small[1:]]
+    refused(ExchangeError, "requires a gradient", mpi.allreduce, recorded)
     model(torch.ones(5, 3) * (rank + 1)).sum().backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     expected = [mpi.allreduce(x, "mean") for x in gradients]

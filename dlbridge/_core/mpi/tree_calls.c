@@ -4,6 +4,7 @@
 #include "layout/layout.h"
 #include "mpi/calls.h"
 #include "peers/peers.h"
+#include "torch/torch.h"
 
 #include <limits.h>
 
@@ -40,33 +41,52 @@ static bool fits(const dlb_tree_plan *plan, const dlb_peers *over, Py_ssize_t nu
     return has && is_aligned(dlb_source_data(taken), dl->dtype);
 }
 
-/* The Converter for arrays of this type, a reference, if they are NumPy's own and may
- * be borrowed, which no receipt says. */
-static PyObject *numpy_converter(const quick *self, PyObject *x) {
-    PyObject *known = dlb_is_numpy(x) && !dlb_is_recorded()
-                          ? dlb_cache_get(self->types, (PyObject *)Py_TYPE(x))
-                          : NULL;
-    PyObject *found = NULL;
+/* How arrays of one type are borrowed. */
+typedef struct {
+    PyTypeObject *type;  /* NULL: none was looked at yet */
+    PyObject *converter; /* a reference; NULL: such arrays are taken */
+    bool is_numpy;
+    dlb_torch_thread thread; /* else */
+} lender;
+
+/* Look at the type of x; what is borrowed no receipt says. */
+static void find_lender(lender *made, const quick *self, PyObject *x) {
+    Py_CLEAR(made->converter);
+    made->type = Py_TYPE(x);
+    made->is_numpy = dlb_is_numpy(x);
+    if (dlb_is_recorded() || !(made->is_numpy || dlb_torch_is_exact(x)))
+        return;
+    PyObject *known = dlb_cache_get(self->types, (PyObject *)made->type);
     if (known != NULL && PyTuple_GET_ITEM(known, 1) == Py_None) /* without a guard */
-        found = Py_NewRef(PyTuple_GET_ITEM(known, 0));
+        made->converter = Py_NewRef(PyTuple_GET_ITEM(known, 0));
     Py_XDECREF(known);
-    return found;
+    if (!made->is_numpy)
+        made->thread = dlb_torch_thread_state(false);
 }
 
-/* Whether a small array of NumPy has the shape and dtype of the plan: its memory is
- * packed before anything can free it. */
-static bool borrow(const dlb_tree_plan *plan, Py_ssize_t number, PyObject *x,
-                   dlb_tree_leaf *leaf) {
-    DLTensor dl;
+static bool borrow_any(const lender *from, PyObject *x, DLTensor *dl,
+                       int64_t strides[DLB_MAX_NDIM]) {
     uint64_t flags;
+    if (from->is_numpy)
+        return dlb_borrow_numpy(x, dl, &flags, strides, MOST_DIMENSIONS) == 0 &&
+               dlb_numpy_keeps_memory(x);
+    return dlb_torch_is_ordinary(x, from->thread, false) &&
+           dlb_torch_borrow(x, dl) == 0 && dl->device.device_type == kDLCPU &&
+           dlb_torch_has_memory(x, dl);
+}
+
+/* Whether a small array has the shape and dtype of the plan: its memory is packed
+ * before anything can free it. */
+static bool borrow(const dlb_tree_plan *plan, Py_ssize_t number, const lender *from,
+                   PyObject *x, dlb_tree_leaf *leaf) {
+    DLTensor dl;
     int64_t strides[DLB_MAX_NDIM];
-    if (!dlb_tree_packs(plan, number) ||
-        dlb_borrow_numpy(x, &dl, &flags, strides, MOST_DIMENSIONS) != 0 ||
-        !dlb_numpy_keeps_memory(x) || !dlb_tree_has(plan, number, &dl) ||
-        !dlb_is_row_major(&dl) || !is_aligned(dl.data, dl.dtype))
+    if (from->converter == NULL || !dlb_tree_packs(plan, number) ||
+        !borrow_any(from, x, &dl, strides) || !dlb_tree_has(plan, number, &dl) ||
+        !dlb_is_row_major(&dl))
         return false;
-    *leaf = (dlb_tree_leaf){NULL, dl.data};
-    return true;
+    *leaf = (dlb_tree_leaf){NULL, (char *)dl.data + dl.byte_offset};
+    return is_aligned(leaf->data, dl.dtype);
 }
 
 /* 1: taken; the caller drops them. 0: declined. -1 with an exception. */
@@ -80,15 +100,14 @@ static int take_tensors(const quick *self, const dlb_peers *over,
     made->converters = PyMem_Malloc((count + 1) * sizeof *made->converters);
     made->leaves = PyMem_Malloc((count + 1) * sizeof *made->leaves);
     int taken = made->converters != NULL && made->leaves != NULL;
-    PyObject *of_numpy = NULL;
+    lender lends = {0};
     for (; taken > 0 && (size_t)made->count < count; made->count++) {
         PyObject *x = made->values[made->count];
         source from;
-        if (of_numpy == NULL && !is_out)
-            of_numpy = numpy_converter(self, x);
-        if (of_numpy != NULL &&
-            borrow(plan, made->count, x, &made->leaves[made->count])) {
-            made->converters[made->count] = Py_NewRef(of_numpy);
+        if (!is_out && Py_TYPE(x) != lends.type)
+            find_lender(&lends, self, x);
+        if (borrow(plan, made->count, &lends, x, &made->leaves[made->count])) {
+            made->converters[made->count] = Py_NewRef(lends.converter);
             continue;
         }
         taken = is_out ? dlb_source_take_out(self, x, &from)
@@ -105,7 +124,7 @@ static int take_tensors(const quick *self, const dlb_peers *over,
             (dlb_tree_leaf){from.view.buffer, (char *)dlb_source_data(&from)};
         Py_DECREF(from.known);
     }
-    Py_XDECREF(of_numpy);
+    Py_XDECREF(lends.converter);
     if (taken <= 0)
         drop_tensors(plan, made);
     return taken;
