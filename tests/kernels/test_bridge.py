@@ -673,7 +673,10 @@ def test_arrays_may_be_donated_after_a_call_and_are_refused_then():
     for tree in (own, {**new, "0.bias": own["0.bias"]}):
         with pytest.raises(ExchangeError, match="was deleted or donated"):
             function({"params": tree, "buffers": {}}, jnp.asarray(X))
-    function({"params": new, "buffers": {}}, jnp.asarray(X))
+    made = function({"params": new, "buffers": {}}, jnp.asarray(X))
+    expected = np.array(made) + 1
+    np.testing.assert_array_equal(step(made), expected)
+    assert made.is_deleted()
 
 
 def test_a_module_that_keeps_an_argument_is_refused_in_an_eager_call_too():
