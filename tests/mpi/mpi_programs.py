@@ -3385,7 +3385,7 @@ def trees_of_frameworks() -> None:
     emptied = torch.ones(4)  # the storage is shorter than the tensor
     emptied.untyped_storage().resize_(4)
     refused(ExchangeError, "(at [0] of the tree)", mpi.allreduce, [emptied, *small[1:]])
-    recorded = [(small[3] * torch.ones(1, requires_grad=True)).sum(0)[1:].expand(4), *small[1:]]
+    recorded = [2 * torch.ones(4, requires_grad=True), *small[1:]]
     refused(ExchangeError, "requires a gradient", mpi.allreduce, recorded)
     model(torch.ones(5, 3) * (rank + 1)).sum().backward()
     gradients = [parameter.grad for parameter in model.parameters()]
