@@ -1,8 +1,9 @@
 """Calls of bridged modules, against the module's own call: at most 1.5 times it and 5 microseconds.
 
 A module has two layers of `WIDTHS` units, for a batch of as many rows. Its own call is one of a
-compiled function in JAX and TensorFlow, and eager in torch. torch2jax and torch_jax_interop are
-timed in the same rounds where they are installed.
+compiled function in JAX and TensorFlow, and eager in torch. In torch, gradients of models of JAX
+and TensorFlow are returned, as these return theirs, or added to `.grad` by `.backward()`.
+torch2jax and torch_jax_interop are timed in the same rounds where they are installed.
 """
 
 from __future__ import annotations
@@ -50,12 +51,17 @@ ROWS = [
     Row("JAX to torch", "forward of training", "wait(apply_vjp(own, jx)[0])", "layer(x)",
         {"torch_jax_interop": "wrapped(x)"}),
     Row("JAX to torch", "forward and backward", "wait(pull(apply_vjp(own, jx)[1], jx))",
+        "grad(layer(x), layer_weights, x)",
+        {"torch_jax_interop": "grad(wrapped(x), wrapped_weights, x)"}),
+    Row("JAX to torch", "forward and .backward()", "wait(pull(apply_vjp(own, jx)[1], jx))",
         "layer(x).backward(x)", {"torch_jax_interop": "wrapped(x).backward(x)"}),
     Row("JAX to torch", "torch.compile", "wait(apply(own, jx))", "layer_compiled(x)"),
     Row("TensorFlow to JAX", "eager", "tf_call(tx)", "wait(tf_function(tf_params, jx))"),
     Row("TensorFlow to JAX", "jax.jit", "tf_call(tx)", "wait(tf_jitted(tf_params, jx))"),
     Row("TensorFlow to torch", "no parameter requires grad", "tf_call(tx)", "tf_frozen(x)"),
     Row("TensorFlow to torch", "forward and backward", "tf_gradients(tx)",
+        "grad(tf_layer(x), tf_weights, x)"),
+    Row("TensorFlow to torch", "forward and .backward()", "tf_gradients(tx)",
         "tf_layer(x).backward(x)"),
 ]  # fmt: skip
 
@@ -220,8 +226,11 @@ def make_layers(name: str, f: Any, params: Any) -> Names:
         return dlbridge.bridge(f, to="torch", params=params).requires_grad_(trained)
 
     compiled = torch.compile(make(trained=False), fullgraph=True, backend="aot_eager")
+    layer = make(trained=True)
     return {
-        name: make(trained=True),
+        "grad": torch.autograd.grad,
+        name: layer,
+        f"{name}_weights": list(layer.parameters()),
         f"{name}_frozen": make(trained=False),
         f"{name}_compiled": compiled,
     }
@@ -237,9 +246,16 @@ def make_tensorflow_to_jax(_: Any, names: Names) -> Names:
 
 def make_tensorflow_to_torch(_: Any, names: Names) -> Names:
     """Return the bridged modules of the module of TensorFlow in torch."""
+    import torch
+
     layers = names["layers_of_tensorflow"]
-    frozen = dlbridge.bridge(layers, to="torch").requires_grad_(False)
-    return {"tf_layer": dlbridge.bridge(layers, to="torch"), "tf_frozen": frozen}
+    bridged = dlbridge.bridge(layers, to="torch")
+    return {
+        "grad": torch.autograd.grad,
+        "tf_layer": bridged,
+        "tf_weights": list(bridged.parameters()),
+        "tf_frozen": dlbridge.bridge(layers, to="torch").requires_grad_(False),
+    }
 
 
 def make_torch2jax(x: Any, _: Names) -> Names:
@@ -271,10 +287,12 @@ def make_torch_jax_interop(x: Any, names: Names) -> Names:
     def wrap() -> Any:
         return torch_jax_interop.WrappedJaxFunction(names["apply"], names["own"], clone_params=True)
 
+    wrapped = wrap()
     return {
         "interop": function,
         "interop_params": params,
-        "wrapped": wrap(),
+        "wrapped": wrapped,
+        "wrapped_weights": list(wrapped.parameters()),
         "wrapped_frozen": wrap().requires_grad_(False),
     }
 

@@ -47,6 +47,10 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         self._leaves: list[tuple[int, str, bool]] = []  # part, name, is a parameter
         for held in model.held:
             self._add(*held)
+        self._signatures.paths = (
+            tuple(self._owners),
+            tuple([(place, name) for place, name, _ in self._leaves]),
+        )
         self._lent = _Lent(model)
         self._signatures.lent = ref(self._lent)
 
@@ -128,10 +132,11 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
 
     def _forward_in_graph(self, args: Any, kwargs: Any) -> Any:
         """Do what `forward` does in a way that torch.compile can trace."""
+        owners, leaves = _paths(self._number)
         parts: list[Any] = [self]
-        for place, name in self._owners:
+        for place, name in owners:
             parts.append(getattr(parts[place], name))
-        operands = [getattr(parts[place], name) for place, name, _ in self._leaves]
+        operands = [getattr(parts[place], name) for place, name in leaves]
         arguments = _describe((args, kwargs), operands)
         forms = tuple([(tuple([index(size) for size in x.shape]), x.dtype) for x in operands])
         needs = tuple([torch.is_grad_enabled() and x.requires_grad for x in operands])
@@ -181,9 +186,11 @@ class _Signatures:
     Copies of a module share it.
 
     Attributes:
+        paths: of the modules: see `_paths`.
         lent: a weak reference to what the first module lends.
     """
 
+    paths: tuple[Any, Any]
     lent: Any
 
     def __init__(self, model: Model) -> None:
@@ -692,7 +699,13 @@ torch.library.register_vmap("dlbridge_bridge::run", _batch, lib=_LIBRARY)
 
 # ---- under torch.compile -------------------------------------------------------------------------
 
-# Dynamo traces what follows, but for `_plan`, which it calls with constants.
+# Dynamo traces what follows, but for `_paths` and `_plan`, which it calls with constants. It guards
+# every object that it reads besides.
+
+
+def _paths(number: int) -> tuple[Any, Any]:
+    """Return of each further part its owner and its name there, and the same of each tensor."""
+    return _BY_NUMBER[number].paths
 
 
 def _describe(tree: Any, tensors: list[Any]) -> Any:
@@ -741,7 +754,9 @@ def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int
 
 
 # As torch.compiler.assume_constant_result does, which would import Dynamo, and with it Triton.
-_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_constants: tuple[Any, ...] = _paths, _plan
+for _function in _constants:
+    _function._dynamo_marked_constant = True
 
 _TENSOR = object()  # stands for one
 
