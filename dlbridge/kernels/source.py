@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dlbridge.signals import not_from_handler
+
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
@@ -52,7 +54,10 @@ def included(source: str, flags: Sequence[str], skipped: Sequence[str] = ()) -> 
         path = next((each / name for each in places if (each / name).is_file()), None)
         if path is None or path in found:
             continue
-        found[path] = path.read_text(errors="surrogateescape")
+        try:
+            found[path] = path.read_text(errors="surrogateescape")
+        except not_from_handler(OSError):
+            continue  # the compiler says why
         left += [(path.parent, *each) for each in _INCLUDE.findall(found[path])]
     return [f"{path}\n{text}" for path, text in sorted(found.items())]
 
