@@ -318,6 +318,7 @@ def show_kernels(options: argparse.Namespace) -> int:
         path, name = options.library, str(options.library)
         is_package = not path.exists() and name.replace("-", "_").isidentifier()
         exports = list_exports(find_library(name) if is_package else path)
+        exports.sort(key=lambda each: (each.schema.qualified, each.symbol))
     except (DLBridgeError, OSError) as error:
         text = str(error).removeprefix("load_package: ").removeprefix("load_library: ")
         if isinstance(error, OSError):

@@ -28,7 +28,8 @@ def write_stub(exports: Iterable[Export], frameworks: Sequence[str]) -> str:
     """
     kernels = {export.schema.qualified: export for export in reversed([*exports])}
     count = Counter(export.schema.name for export in kernels.values())
-    shown = [each for each in reversed([*kernels.values()]) if count[each.schema.name] == 1]
+    # By name: in a library they are as the compiler arranged them, which its options change.
+    shown = [kernels[name] for name in sorted(kernels) if count[kernels[name].schema.name] == 1]
     lines = [
         "# Written by `python -m dlbridge stubs`. Tensors of what is not installed are Any there.",
         "# mypy: ignore-errors",

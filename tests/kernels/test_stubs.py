@@ -58,6 +58,18 @@ def stub(library: Path, capsys: pytest.CaptureFixture[str], *options: str) -> di
     return found
 
 
+def test_kernels_are_in_the_order_of_their_names(
+    tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compilers arrange them in another one with other options, and a stub is kept in files."""
+    optimised = tmp_path / "libtyped2.so"
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))
+    command = [compiler, f"-I{ROOT / 'include'}", "-O2", "-shared", "-fPIC", "-o", optimised]
+    subprocess.run([*command, tmp_path / "typed.c"], check=True)
+    names = [[*stub(each, capsys, "--frameworks", "numpy")] for each in (library, optimised)]
+    assert names == [["_add_to", "_cast", "_scale", "_split"]] * 2
+
+
 def test_each_framework_has_an_overload(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = stub(library, capsys, "--frameworks", "torch,jax")
     rest = "*, by: float=2.0, far: float=..., k: int | None=None, flag: bool, word: str='a'"
