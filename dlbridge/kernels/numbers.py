@@ -176,6 +176,14 @@ def names_of(kernel: Kernel) -> dict[str, str]:
     return {result.name: result.number for _, result in outer.numbers.results}
 
 
+def gives_constants(kernel: Kernel) -> bool:
+    """Return whether all floating results of a kernel that makes calls are numbers for callers."""
+    assert kernel.schema is not None
+    numbers = names_of(kernel)
+    results = kernel.schema.results
+    return all(each.name in numbers or not each.dtype.may_be_floating for each in results)
+
+
 def _tensor_jvp(whole: Kernel) -> Any:
     """Return the jvp of `tensors`, by that of the kernel, which gives no tangents of numbers."""
     made = None if isinstance(whole.jvp, str) else gradients.make_jvp(whole)

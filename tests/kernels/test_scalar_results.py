@@ -743,7 +743,7 @@ def test_a_vjp_gets_a_number_as_a_tensor_and_no_cotangent_of_it(framework: Any) 
 
 def test_derivatives_pass_by_a_call_that_gives_numbers_alone(framework: Any) -> None:
     """Without a vjp= or jvp=, in forward mode as well; a tensor that is left out is none."""
-    torch, jax = framework("torch"), framework("jax")
+    torch, jax, tf = framework("torch"), framework("jax"), framework("tensorflow")
     mean = dlbridge.wrap(
         lambda x: float(x.mean()), "scalar::mean(x: f32[n]) -> float", abi="python:numpy"
     )
@@ -764,6 +764,14 @@ def test_derivatives_pass_by_a_call_that_gives_numbers_alone(framework: Any) -> 
         assert jax.jvp(function, (array,), (array / array,))[1].tolist() == expected
         for derived in (jax.grad(square), jax.jit(jax.grad(square))):
             assert derived(array).tolist() == (2 * X * expected[0]).tolist()
+        value = tf.constant(X)
+        with tf.autodiff.ForwardAccumulator(value, tf.ones_like(value)) as moved:
+            result = function(value)
+        assert moved.jvp(result).numpy().tolist() == expected
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            loss = tf.reduce_sum(function(value))
+        assert tape.gradient(loss, value).numpy().tolist() == expected
     assert torch.func.jvp(mean.tensors, (x,), (one,))[1].item() == 0
     with pytest.raises(KernelError, match="it has no tangent"):
         torch.func.jvp(lambda x: chosen(x, save=True)[0], (x,), (one,))

@@ -40,6 +40,7 @@ from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, KernelError
 from dlbridge.kernels import gradients
 from dlbridge.kernels.kernel import Kernel, recorded, serving
+from dlbridge.kernels.numbers import gives_constants
 from dlbridge.kernels.schema import Described, Schema, dtype_key, write_list
 from dlbridge.signals import not_from_handler
 
@@ -461,6 +462,8 @@ def _differentiate(op: Any, *cotangents: Any) -> list[Any]:
     """Return the gradient of each input of the op, None where there is none."""
     node = read_node(op)
     vjp = gradients.make_vjp(node.kernel)
+    if vjp is None and gives_constants(node.kernel):
+        return [None] * len(op.inputs)
     if vjp is None:
         raise gradients.no_gradient(node.kernel)
     given = [
@@ -522,6 +525,8 @@ def _push_forward(
     given = dict(zip(pairs[::2], pairs[1::2], strict=True))
     node = Node({name: _text(given[name]) for name in NAMES}, inputs, outputs)
     jvp = gradients.make_jvp(node.kernel)
+    if jvp is None and gradients.make_vjp(node.kernel) is None and gives_constants(node.kernel):
+        return [None] * len(outputs)
     if jvp is None:
         own: list[Any] = forwardprop._jvp_helper(TRANSPOSED, pairs, inputs, outputs, tangents)
         return own

@@ -69,7 +69,7 @@ from dlbridge.kernels.binding import QUALITIES, Binding, binding
 from dlbridge.kernels.counted import said_by
 from dlbridge.kernels.kernel import Kernel, known, recorded, serving
 from dlbridge.kernels.lists import group_results
-from dlbridge.kernels.numbers import names_of
+from dlbridge.kernels.numbers import gives_constants
 from dlbridge.kernels.schema import (
     DECIDE,
     LIST_KINDS,
@@ -1086,7 +1086,7 @@ class Rule(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
         if not any(dtype.is_floating or dtype.is_complex for _, dtype in ctx.made):
             return (None,) * len(ctx.made) if len(ctx.made) > 1 else None
         if ctx.jvp is None and not gradients.may_transpose(call.kernel):
-            if not _gives_constants(call.kernel):
+            if not gives_constants(call.kernel):
                 raise no_rule(call.kernel, "jvp", "tangent")
             still = tuple([_zeros(shape, dtype, tangents[1:]) for shape, dtype in ctx.made])
             return still if len(still) > 1 else still[0]
@@ -1145,14 +1145,6 @@ def _zeros(shape: Any, dtype: DType, tangents: Sequence[Any]) -> Any:
         return None
     like = next(each for each in tangents if each is not None)
     return torch.zeros(shape, dtype=dtype.to("torch"), device=like.device)
-
-
-def _gives_constants(kernel: Kernel) -> bool:
-    """Return whether all floating results are numbers for the caller."""
-    assert kernel.schema is not None
-    numbers = names_of(kernel)
-    results = kernel.schema.results
-    return all(each.name in numbers or not each.dtype.may_be_floating for each in results)
 
 
 def _tangents(ctx: Any, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
