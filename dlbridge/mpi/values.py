@@ -8,9 +8,17 @@ from typing import Any, NamedTuple
 
 from dlbridge._core import native
 from dlbridge.dtype import DType, make_dtype
-from dlbridge.errors import ArgumentError, DLBridgeError, ExchangeError, MPIError, name_call
+from dlbridge.errors import (
+    ArgumentError,
+    DLBridgeError,
+    ExchangeError,
+    MPIError,
+    UnsupportedTypeError,
+    name_call,
+)
 from dlbridge.exchange import adapter
 from dlbridge.exchange.exchange import as_tensor, kind
+from dlbridge.exchange.trees import is_tree
 from dlbridge.mpi.quick import learn_type
 from dlbridge.tensor.memory import empty
 from dlbridge.tensor.picture import read_layout
@@ -86,6 +94,11 @@ def take(call: str, x: Any) -> Source:
     try:
         tensor: native.TensorBase = as_tensor(x) if taken is None else taken
     except DLBridgeError as error:
+        if isinstance(error, UnsupportedTypeError) and is_tree(x):
+            raise UnsupportedTypeError(
+                f"{call}: a tensor is required, got a tree of the type {type(x).__name__}; "
+                "allreduce, bcast and gather take trees; make a call for each of its tensors"
+            ) from error
         name_call(error, call)
         raise
     device = None

@@ -1875,6 +1875,11 @@ def disagreements() -> None:
 def refusals() -> None:
     """What all ranks do wrong alike is said as it is; what concerns one rank, there."""
     size = mpi.size()
+    for tree in ([np.ones(2), np.ones(3)], {"a": np.ones((size, 2))}):
+        text = f"a tensor is required, got a tree of the type {type(tree).__name__}; allreduce"
+        refused(UnsupportedTypeError, "send: " + text, mpi.send, tree, mpi.rank())
+        for name in ("reduce", "allgather", "alltoall", "reduce_scatter", "allgatherv"):
+            refused(UnsupportedTypeError, f"{name}: {text}", getattr(mpi, name), tree)
     refused(
         ArgumentError, "allreduce: min of complex64 is not", mpi.allreduce, np.ones(2, "c8"), "min"
     )
