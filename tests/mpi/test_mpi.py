@@ -409,3 +409,45 @@ def test_a_tree_may_be_changed_by_garbage_that_is_collected_meanwhile() -> None:
     program = [sys.executable, "-c", CHANGED_BY_FINALIZERS]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=MANY)
     assert done.returncode == 0, done.stderr
+
+
+MOVED_MEANWHILE = """
+import threading
+import jax, jax.numpy as jnp
+import torch
+import dlbridge.mpi as mpi
+
+slow = jax.jit(lambda a: jax.lax.fori_loop(0, 60, lambda i, a: a @ a * 0.001, a))
+a = slow(jnp.ones((400, 400))).block_until_ready()
+small = [torch.ones(3) for _ in range(50)]
+is_over = threading.Event()
+
+def move():
+    value = 0.0
+    while not is_over.wait(0.0005):
+        value = 1 - value
+        for x in small:
+            x.data = torch.full((3,), value)
+        others = [torch.full((3,), 7.0) for _ in range(300)]
+
+for _ in range(3):
+    mpi.allreduce([*small, a])
+thread = threading.Thread(target=move)
+thread.start()
+try:
+    for _ in range(20):
+        got = mpi.allreduce([*small, slow(a)])[:-1]
+        assert {float(v) for x in got for v in x} <= {0.0, 1.0}
+finally:
+    is_over.set()
+    thread.join()
+"""
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_tensors_of_a_tree_may_move_while_another_is_waited_for(framework: Any) -> None:
+    framework("torch"), framework("jax")
+    program = [sys.executable, "-c", MOVED_MEANWHILE]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=MANY, check=False)
+    assert done.returncode == 0, done.stderr

@@ -13,7 +13,8 @@ typedef struct {
     PyObject **values;     /* from dlb_tree_find */
     PyObject **converters; /* for each tensor, as in a `source`; references */
     dlb_tree_leaf *leaves; /* with a reference to each buffer, or NULL: borrowed */
-    Py_ssize_t count;      /* of the tensors taken so far */
+    Py_ssize_t count;      /* of the tensors so far */
+    Py_ssize_t taken;      /* of these, not borrowed */
 } tensors;
 
 static void drop_tensors(const dlb_tree_plan *plan, const tensors *from) {
@@ -75,8 +76,8 @@ static bool borrow_any(const lender *from, PyObject *x, DLTensor *dl,
            dlb_torch_has_memory(x, dl);
 }
 
-/* Whether a small array has the shape and dtype of the plan: its memory is packed
- * before anything can free it. */
+/* Whether a small array has the shape and dtype of the plan. Its memory is packed
+ * before code of Python runs that could free it: see is_still_there. */
 static bool borrow(const dlb_tree_plan *plan, Py_ssize_t number, const lender *from,
                    PyObject *x, dlb_tree_leaf *leaf) {
     DLTensor dl;
@@ -122,12 +123,32 @@ static int take_tensors(const quick *self, const dlb_peers *over,
         made->converters[made->count] = Py_NewRef(from.converter);
         made->leaves[made->count] =
             (dlb_tree_leaf){from.view.buffer, (char *)dlb_source_data(&from)};
+        made->taken++;
         Py_DECREF(from.known);
     }
     Py_XDECREF(lends.converter);
     if (taken <= 0)
         drop_tensors(plan, made);
     return taken;
+}
+
+/* Whether what was borrowed is where it was: to take another tensor may have run code
+ * that moved it. */
+static bool is_still_there(const quick *self, const dlb_tree_plan *plan,
+                           const tensors *from) {
+    lender lends = {0};
+    bool found = true;
+    for (Py_ssize_t i = 0; found && i < from->count; i++) {
+        dlb_tree_leaf now;
+        if (from->leaves[i].buffer != NULL)
+            continue;
+        if (Py_TYPE(from->values[i]) != lends.type)
+            find_lender(&lends, self, from->values[i]);
+        found = borrow(plan, i, &lends, from->values[i], &now) &&
+                now.data == from->leaves[i].data;
+    }
+    Py_XDECREF(lends.converter);
+    return found;
 }
 
 /* Make a ballot of tensors that were taken from x, and from `to`, or NULL. It takes
@@ -159,10 +180,12 @@ static dlb_tree_ballot *begin_by(const caller *by, dlb_peers *over, dlb_tree_pla
         take_tensors(by->self, over, plan, x, is_in_place, &from) <= 0)
         return NULL;
     dlb_tree_ballot *made = NULL;
-    if (!has_out || is_in_place)
-        made = make_ballot(over, plan, &from, has_out ? &from : NULL, x, out);
-    else if (take_tensors(by->self, over, plan, out, true, &to) > 0) {
-        made = make_ballot(over, plan, &from, &to, x, out);
+    if (!has_out || is_in_place) {
+        if (from.taken == 0 || is_still_there(by->self, plan, &from))
+            made = make_ballot(over, plan, &from, has_out ? &from : NULL, x, out);
+    } else if (take_tensors(by->self, over, plan, out, true, &to) > 0) {
+        if (is_still_there(by->self, plan, &from))
+            made = make_ballot(over, plan, &from, &to, x, out);
         drop_tensors(plan, &to);
     }
     drop_tensors(plan, &from);
