@@ -145,7 +145,7 @@ def make_jax_names(x: Any) -> Names:
 
 
 def make_tensorflow_names(x: Any) -> Names:
-    """Return a tf.Module, and its compiled call and gradients."""
+    """Return a tf.Module, its compiled call, and what computes its results and gradients."""
     import tensorflow as tf
 
     class Layers(tf.Module):  # type: ignore[misc,unused-ignore]
@@ -164,7 +164,7 @@ def make_tensorflow_names(x: Any) -> Names:
     def gradients(x: Any) -> Any:
         with tf.GradientTape() as tape:
             y = layers(x)
-        return tape.gradient(y, layers.trainable_variables, output_gradients=x)
+        return y, tape.gradient(y, layers.trainable_variables, output_gradients=x)
 
     tx = tf.constant(x)
     return {
