@@ -12,6 +12,7 @@ from benchmarks import (
     bridge,
     cuda,
     distributed,
+    distributed_pages,
     exchange,
     graph,
     kernels,
@@ -34,7 +35,12 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "stream": stream.run,
     "versions": versions.run,
 }
-PAGES = {"matrix": matrix.write_pages, "versions": versions.write_pages}
+PAGES = {
+    "bridge": bridge.write_pages,
+    "distributed": distributed_pages.write_pages,
+    "matrix": matrix.write_pages,
+    "versions": versions.write_pages,
+}
 
 
 def main() -> None:
@@ -63,7 +69,7 @@ def main() -> None:
     if arguments.svg and "cells" not in figures:
         parser.error("--svg: only for the matrix")
     if arguments.pages and arguments.benchmark not in PAGES:
-        parser.error("--pages: only for the matrix and for versions")
+        parser.error(f"--pages: only for {', '.join(PAGES)}")
     if arguments.pages:
         PAGES[arguments.benchmark](figures, Path(__file__).parent.parent)
     if arguments.svg:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import dlbridge
+from benchmarks.pages import put, table
 from benchmarks.timing import Effort, compare, describe_machine, render
 from dlbridge.exchange import adapter
 
@@ -349,3 +351,28 @@ def print_figures(figures: list[dict[str, Any]]) -> None:
     print("\nMicroseconds for one call")
     header = ["bridge", "call", "layers", "own", "bridged", "ratio", "at most", "reached", *PEERS]
     print(render(header, rows))
+
+
+def write_pages(figures: dict[str, Any], root: Path) -> None:
+    """Put the table into docs/performance.md; what misses the bar is bold."""
+    header = ["", "call", "layers", "own", "bridged", "at most"]
+    rows, last = [], ""
+    directions = list(dict.fromkeys(row.direction for row in ROWS))
+    for row in sorted(figures["rows"], key=lambda row: directions.index(row["direction"])):
+        own, bridged, bar = (
+            f"{row[name] / 1e3:,.0f}" for name in ("own_ns", "bridged_ns", "bar_ns")
+        )
+        shown = bridged if row["reached"] else f"**{bridged}**"
+        first = "" if row["direction"] == last else row["direction"]
+        size = f"{row['width']} x {row['width']}"
+        rows.append([first, _CODE.get(row["call"], row["call"]), size, own, shown, bar])
+        last = row["direction"]
+    put(root / "docs/performance.md", "benchmark bridge", table(header, rows, words=3))
+
+
+_CODE = {
+    "jax.jit": "`jax.jit`",
+    "jax.jit of jax.vjp": "`jax.jit` of `jax.vjp`",
+    "torch.compile": "`torch.compile`",
+    "forward and .backward()": "forward and `.backward()`",
+}

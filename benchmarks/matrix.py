@@ -8,7 +8,6 @@ write without dlbridge and that give the right values; each is tried before it i
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ import numpy as np
 
 import dlbridge
 from benchmarks.exchange import QUIET, find_versions, import_module, misaligned
+from benchmarks.pages import put
 from benchmarks.timing import Effort, compare, describe_machine, render
 from dlbridge.exchange.adapter import adapter
-from dlbridge.files import write_file
 
 SIZES = {"64 B": 2**6, "64 KiB": 2**16, "16 MiB": 2**24}
 QUICK = {"64 B": Effort(rounds=3, round_ns=0.1e6)}
@@ -487,16 +486,5 @@ def count_cells(figures: dict[str, Any]) -> str:
 def write_pages(figures: dict[str, Any], root: Path) -> None:
     """Put the figures into docs/performance.md."""
     above = f"{count_cells(figures)}\n\n{tell_worst(figures)}"
-    _replace(root / "docs/performance.md", "cells above", above)
-    _replace(root / "docs/performance.md", "all cells", tell_all(figures))
-
-
-def _replace(path: Path, name: str, text: str) -> None:
-    """Put `text` between the marks of that name in a page."""
-    page = path.read_text()
-    start, end = f"<!-- matrix: {name} -->", "<!-- end -->"
-    if start not in page:
-        raise ValueError(f"{path}: there is no {start}")
-    pattern = f"{re.escape(start)}.*?{re.escape(end)}"
-    renewed = re.sub(pattern, lambda _: f"{start}\n{text}\n{end}", page, count=1, flags=re.DOTALL)
-    write_file(path, [renewed.encode()])
+    put(root / "docs/performance.md", "matrix: cells above", above)
+    put(root / "docs/performance.md", "matrix: all cells", tell_all(figures))

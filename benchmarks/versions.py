@@ -30,8 +30,8 @@ import numpy as np
 
 import dlbridge
 from benchmarks import exchange, kernels, ordinary
+from benchmarks.pages import put, table
 from benchmarks.timing import Effort, calibrate, describe_machine, render
-from dlbridge.files import write_file
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = Effort(rounds=3, round_ns=0.1e6)
@@ -448,17 +448,11 @@ def tell(environment: dict[str, Any]) -> str:
 
 def write_pages(figures: dict[str, Any], root: Path) -> None:
     """Put the table into docs/performance.md."""
-    page = root / "docs/performance.md"
-    start, end = "<!-- benchmark versions -->", "<!-- end -->"
-    before, found, after = page.read_text().partition(start)
-    if not found:
-        raise ValueError(f"{page}: there is no {start}")
     header, rows = tabulate(figures["environments"])
-    lines = [f"| {' | '.join(header)} |", f"|---|---{'|--:' * (len(header) - 2)}|"]
-    lines += [f"| `{row[0]}` | `{row[1]}` | {' | '.join(row[2:])} |" for row in rows]
+    words = [[f"`{row[0]}`", f"`{row[1]}`", *row[2:]] for row in rows]
     told = [f"- {tell(environment)}" for environment in figures["environments"]]
-    text = "\n".join([start, *lines, "", *told, end])
-    write_file(page, [f"{before}{text}{after.partition(end)[2]}".encode()])
+    text = "\n".join([table(header, words, words=2), "", *told])
+    put(root / "docs/performance.md", "benchmark versions", text)
 
 
 if __name__ == "__main__":
