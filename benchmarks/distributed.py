@@ -543,13 +543,20 @@ def measure(world: Any, ways: dict[str, Callable[[], object]], effort: Effort) -
 
 
 def _calibrate(world: Any, way: Callable[[], object], seconds: float) -> int:
-    """Return how many calls take about so long, the same number on all ranks."""
-    way()
-    start = time.perf_counter()
-    for _ in range(3):
-        way()
-    count = int(seconds * 3 / (time.perf_counter() - start))
-    return max(1, int(world.bcast(count)))
+    """Return how many calls take about so long, the same number on all ranks.
+
+    The first ones, which find nothing of theirs in caches, must not decide that.
+    """
+    count = 1
+    while True:
+        start = time.perf_counter()
+        for _ in range(count):
+            way()
+        spent = time.perf_counter() - start
+        is_enough, spent = world.bcast((spent > seconds / 2, spent))
+        if is_enough:
+            return max(1, int(count * seconds / spent))
+        count *= 2
 
 
 if __name__ == "__main__":
