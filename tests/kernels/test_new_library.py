@@ -39,8 +39,8 @@ def run(*command: object, folder: Path, path: Path | None = None) -> str:
 
 
 def test_cmake_builds_it_and_its_operator_is_right(tmp_path: Path) -> None:
-    if shutil.which("cmake") is None or not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("there is no cmake, or no C compiler, here")
+    if shutil.which("cmake") is None or not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("there is no cmake, or no compiler of C++, here")
     write_project("mylib", tmp_path)
     build = tmp_path / "build"
     python = f"-DPython_EXECUTABLE={sys.executable}"
@@ -57,8 +57,8 @@ def test_its_wheel_is_for_every_python_and_its_tests_pass(tmp_path: Path) -> Non
     """Installed beside the frameworks of this environment, each of which its test asks."""
     if importlib.util.find_spec("scikit_build_core") is None:
         pytest.skip("scikit-build-core is not installed")
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("there is no C compiler here")
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("there is no compiler of C++ here")
     write_project("mylib", tmp_path)
     for name in ("loops.h", "more.cpp"):  # sources stay out of the wheel
         (tmp_path / "mylib" / "src" / "mylib" / name).write_text("")
@@ -81,7 +81,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     files = [path for path in (tmp_path / "waves").rglob("*") if path.is_file()]
     assert {str(path) for path in files} == {*out.partition("\n\n")[0].splitlines()}
     assert {path.name for path in files} == {
-        "CMakeLists.txt", "README.md", ".gitignore", "pyproject.toml", "__init__.py", "kernels.c",
+        "CMakeLists.txt", "README.md", ".gitignore", "pyproject.toml", "__init__.py", "kernels.cpp",
         "test_waves.py", "py.typed",
     }  # fmt: skip
     assert "NAME" not in "".join(path.read_text() for path in files)

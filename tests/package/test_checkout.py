@@ -139,6 +139,6 @@ def test_the_printed_commands_run_in_a_fresh_clone(clone: Path, tmp_path: Path) 
     package = tmp_path / "site" / "dlbridge"
     assert (package / "include" / "dlbridge_kernel.h").is_file()
     assert (package / "include" / "dlbridge_kernelConfig.cmake").is_file()
-    assert (package / "kernels" / "template" / "src" / "NAME" / "kernels.c.in").is_file()
+    assert (package / "kernels" / "template" / "src" / "NAME" / "kernels.cpp.in").is_file()
     lines = [file.read_text().strip() for file in (tmp_path / "editable").glob("*.pth")]
     assert str(clone) in lines  # no import hook, which editors do not run
