@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from driver_calls import why_no_gpu  # noqa: E402
 from fake_driver import compile_fake  # noqa: E402
 from fake_machine import FakeMachine  # noqa: E402
 from machine import Machine  # noqa: E402
+from measuring import until  # noqa: E402
 
 from dlbridge import cuda  # noqa: E402
 from dlbridge._core import native  # noqa: E402
@@ -107,11 +108,14 @@ def joined_threads() -> Iterator[None]:
             yield
         finally:
             for thread in started:
-                deadline = time.monotonic() + 5
-                while not thread.is_alive() and time.monotonic() < deadline:
-                    if not Path(f"/proc/self/task/{thread.native_id}").exists():
-                        break
-                    time.sleep(1e-4)
+                if not thread.is_alive():
+                    until(partial(_is_gone, thread.native_id), "the end of a thread")
+
+
+def _is_gone(number: int) -> bool:
+    """Return whether the system has ended a thread, whose number another may have by now."""
+    live = [each.native_id for each in threading.enumerate()]
+    return number in live or not Path(f"/proc/self/task/{number}").exists()
 
 
 def settle(machine: Machine) -> None:
