@@ -725,6 +725,21 @@ def test_an_eager_call_may_call_jax_and_another_bridged_module():
     np.testing.assert_allclose(function(params, x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_module_may_have_a_bridged_function_of_jax_as_a_part():
+    """Its tensors are those of the call, which that part must not keep."""
+    scale = dlbridge.bridge(
+        lambda params, x: jnp.sin(x) * params["w"], "torch", params={"w": jnp.full(3, 2.0)}
+    )
+    function, params = dlbridge.bridge(nn.Sequential(scale, nn.Tanh()), to="jax")
+    params = jax.device_put(params, jax.devices()[0])  # an eager call is direct
+    for factor in (1, 2):
+        here = jax.tree.map(lambda each, factor=factor: each * factor, params)
+        x = jnp.arange(3.0) * factor
+        expected = jnp.tanh(jnp.sin(x) * 2 * factor)
+        for call in (function, function, jax.jit(function)):
+            np.testing.assert_allclose(call(here, x), expected, rtol=1e-5)
+
+
 def test_eager_calls_of_many_threads_have_their_own_arguments():
     function, params = dlbridge.bridge(perceptron(), to="jax")
     inputs = [jnp.asarray(X + number) for number in range(8)]

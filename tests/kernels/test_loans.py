@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
+import dlbridge
 from dlbridge._core import native
 from dlbridge.errors import ArgumentError
 
@@ -141,6 +142,19 @@ def test_a_loan_keeps_the_memory_until_its_tensor_is_found_elsewhere():
     assert is_there() is not None
     loans.call(lambda x: [x + 1], forms, (own,), ())
     assert is_there() is None
+
+
+def test_arguments_of_a_python_kernel_are_lent_in_each_call():
+    """They are on loan themselves, and the kernel refuses what is kept of them."""
+    loans, memory = native.Loans("numpy", 1), np.arange(3, dtype=np.float32)
+
+    def double(x):
+        (made,) = loans.call(lambda x: [x * 2], native.Forms.of((x,), (0,)), (x,), ())
+        return made
+
+    kernel = dlbridge.wrap(double, "loans::double(x: f32[n]) -> f32[n]", abi="python:torch")
+    for _ in range(2):
+        np.testing.assert_array_equal(kernel(memory), memory * 2)
 
 
 def test_integers_are_lent_in_each_call():

@@ -2,6 +2,7 @@
  * frameworks/torch/layers.py. The tensors of a module are lent once and not in each
  * call: a Loans has an array over the memory of each of them, which keeps that memory.
  * Only tensors of the CPU are read here; all others are Python's. */
+#include "abi/abi.h"
 #include "exchange/exchange.h"
 
 #include <string.h>
@@ -239,7 +240,8 @@ static PyObject *lend(const loans_object *self, PyObject *x) {
 }
 
 /* Lend a tensor of the module for this call and others. What had to be copied is of
- * this call alone. Writes to integers are rare, but they may be narrowed: not kept. */
+ * this call alone, and so are tensors in a Python kernel, which may be on loan
+ * themselves. Writes to integers are rare, but they may be narrowed: not kept. */
 static PyObject *lend_for_long(loans_object *self, forms_object *forms,
                                Py_ssize_t index, PyObject *x, const place *at) {
     const form *own = &forms->of[index];
@@ -247,7 +249,7 @@ static PyObject *lend_for_long(loans_object *self, forms_object *forms,
     PyObject *array = lend(self, x);
     if (array == NULL)
         return NULL;
-    bool may_stay = at->is_row_major &&
+    bool may_stay = at->is_row_major && !dlb_inside_python() &&
                     (own->dtype.code == kDLFloat || own->dtype.code == kDLBfloat);
     int status = may_stay ? dlb_look_address(array, &address) : DLB_DECLINED;
     if (status < 0) {
