@@ -28,7 +28,7 @@ def lines_with(source: str, name: str) -> str:
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include(?:_next)?[ \t]*(["<])([^">\n]+)[">]', re.MULTILINE)
-_FOLDERS = ("-iquote", "--include-path", "-I")
+_FOLDERS = ("--include-path", "-I")
 _FILES = ("-include", "-imacros", "--pre-include")
 
 
@@ -36,8 +36,8 @@ def included(source: str, flags: Sequence[str], skipped: Sequence[str] = ()) -> 
     """Return path and text of each file of its author that a source includes, for a cache's key.
 
     They are looked for as compilers do: `"mine.h"` beside the file that includes it, for the source
-    in the current folder, and all in the folders of `-I` and `-iquote`. Those of the system are
-    left out, and so is what a macro names. Those in `#if 0` are not.
+    in the current folder, then in the folders of `-iquote`, and all in those of `-I`. Those of the
+    system are left out, and so is what a macro names. Those in `#if 0` are not.
 
     Args:
         source: the text.
@@ -45,15 +45,18 @@ def included(source: str, flags: Sequence[str], skipped: Sequence[str] = ()) -> 
         skipped: names that are known otherwise.
     """
     folders = [Path(value) for value in _values(flags, _FOLDERS)]
+    quoted = [*[Path(value) for value in _values(flags, ("-iquote",))], *folders]
+    seen: set[Path] = set()  # by one path each: files may include each other
     found: dict[Path, str] = {}
     left = [(Path(), '"', value) for value in _values(flags, _FILES)]
     left += [(Path(), *each) for each in _INCLUDE.findall(source) if each[1] not in skipped]
     while left:
         beside, kind, name = left.pop()
-        places = [beside, *folders] if kind == '"' else folders
+        places = [beside, *quoted] if kind == '"' else folders
         path = next((each / name for each in places if (each / name).is_file()), None)
-        if path is None or path in found:
+        if path is None or (own := path.parent.resolve() / path.name) in seen:
             continue
+        seen.add(own)
         try:
             found[path] = path.read_text(errors="surrogateescape")
         except not_from_handler(OSError):

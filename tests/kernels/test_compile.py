@@ -118,6 +118,36 @@ def test_a_changed_file_that_the_text_includes_is_noticed(
     assert len(list(cache.glob("*.so"))) == 2
 
 
+def test_files_of_two_folders_may_include_each_other(cache: Path, tmp_path: Path) -> None:
+    for folder, other in (("one", "two"), ("two", "one")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.h").write_text(
+            f'#pragma once\n#include "../{other}/{other}.h"\n#define FACTOR 2\n'
+        )
+    kernel = dlbridge.compile_c(
+        f'#include "one.h"\n{TWICE}', "twice", "compiled::both(x: f32[n]) -> f32[n]",
+        flags=[f"-I{tmp_path / 'one'}"],
+    )  # fmt: skip
+    assert kernel(X).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(("text", "read"), [('"own.h"', "quoted"), ("<own.h>", "plain")])
+def test_a_file_that_several_folders_have_is_the_one_that_the_compiler_reads(
+    text: str, read: str, cache: Path, tmp_path: Path
+) -> None:
+    folders = {name: tmp_path / name for name in ("plain", "quoted")}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "own.h").write_text("#define FACTOR 9\n")
+    for factor in (2, 3):
+        (folders[read] / "own.h").write_text(f"#define FACTOR {factor}\n")
+        kernel = dlbridge.compile_c(
+            f"#include {text}\n{TWICE}", "twice", "compiled::which(x: f32[n]) -> f32[n]",
+            flags=["-I", str(folders["plain"]), "-iquote", str(folders["quoted"])],
+        )  # fmt: skip
+        assert kernel(X).tolist() == [factor, 2 * factor]
+
+
 def test_an_error_in_the_text_is_shown_with_its_line(cache: Path) -> None:
     """Line numbers are those of the text; nothing is left in the cache."""
     with pytest.raises(ArgumentError) as caught:
