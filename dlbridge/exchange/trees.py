@@ -160,7 +160,10 @@ def tensors_of(tree: object, *, keeps_unknown: bool = False) -> list[tuple[str, 
         return leaf
 
     walk = _PathWalk(keep, keeps_unknown)
-    walk.node(tree, "")
+    try:
+        walk.node(tree, "")
+    finally:
+        del walk.convert  # it refers to the walk: a cycle, which would hold the tensors
     return list(found.values())
 
 

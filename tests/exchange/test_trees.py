@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import datetime
 import decimal
 import enum
 import functools
+import gc
 import pathlib
 import subprocess
 import sys
 import time
+import weakref
 from collections import OrderedDict, UserDict, defaultdict, deque
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -55,6 +58,22 @@ def masked() -> Any:
 def test_one_tensor() -> None:
     x = leaf()
     assert convert_tree(x, "dlbridge").data_ptr == x.ctypes.data
+
+
+@pytest.mark.parametrize("walk", [trees.tensors_of, lambda tree: convert_tree(tree, "dlbridge")])
+@pytest.mark.parametrize("rest", [None, object()])  # the latter is refused
+def test_a_walk_leaves_no_cycle_that_would_hold_the_tensors(walk: Any, rest: Any) -> None:
+    tensors = [leaf(), leaf()]
+    are_there = [weakref.ref(each) for each in tensors]
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(UnsupportedTypeError) if rest else contextlib.nullcontext():
+            walk((tensors[0], Plain(tensors[1]), rest))
+        del tensors
+        assert [each() for each in are_there] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_containers_are_rebuilt_and_left_alone() -> None:

@@ -662,6 +662,25 @@ def test_a_result_that_is_an_argument_or_a_parameter_has_memory_of_its_own():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("prepare", [lambda f: f, jax.jit])
+def test_arguments_that_a_module_returns_are_given_back_at_once(prepare, monkeypatch):
+    """A search for cycles, if something still held them, takes longer than most modules."""
+
+    class Both(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x, self.weight[0]
+
+    def collect():
+        raise AssertionError("something holds an argument")
+
+    function, params = dlbridge.bridge(Both(6, 3), to="jax")
+    params = jax.device_put(params, jax.devices()[0])
+    function = prepare(function)
+    close(function(params, X)[1], torch.from_numpy(X))
+    monkeypatch.setattr("dlbridge.kernels.kinds.python_kernel.gc.collect", collect)
+    close(function(params, X)[1], torch.from_numpy(X))
+
+
 def test_arrays_may_be_donated_after_a_call_and_are_refused_then():
     function, params = dlbridge.bridge(perceptron(), to="jax")
     own = jax.tree.map(jnp.copy, params["params"])
