@@ -23,8 +23,5 @@ extern PyTypeObject dlb_PythonFunctionType, dlb_LaunchType, dlb_CCallType;
 
 /* python.c: whether this thread is one of XLA's, on which a Python kernel runs. */
 PyObject *dlb_inside_xla(PyObject *module, PyObject *unused);
-/* Whether this thread is in a Python kernel, whose tensors may be on loan until it
- * returns. */
-bool dlb_inside_python(void);
 
 #endif /* DLBRIDGE_CORE_ABI_ABI_H_ */

@@ -747,11 +747,7 @@ static int check_scalars(const python_call *call) {
 
 /* XLA's threads come without the GIL; JAX itself must not be entered from them, since
  * it may wait for one of them. */
-static _Thread_local int xla_depth, depth;
-
-bool dlb_inside_python(void) {
-    return depth > 0;
-}
+static _Thread_local int xla_depth;
 
 PyObject *dlb_inside_xla(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     return PyBool_FromLong(xla_depth > 0);
@@ -801,12 +797,12 @@ int dlb_invoke_python(const dlb_kernel *kernel, const dlb_target *target,
     call.argument_count = frame->tensor_count - call.result_count;
     int from_xla = is_from_xla(frame, held_the_gil);
     xla_depth += from_xla;
-    depth++;
+    dlb_kernel_depth++;
     int status = check_scalars(&call);
     if (status == 0)
         status =
             frame->tensor_count > DLB_MAX_TENSORS ? run_many(&call) : run_few(&call);
-    depth--;
+    dlb_kernel_depth--;
     xla_depth -= from_xla;
     dlb_leave_python(state);
     return status;

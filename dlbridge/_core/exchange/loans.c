@@ -2,7 +2,6 @@
  * frameworks/torch/layers.py. The tensors of a module are lent once and not in each
  * call: a Loans has an array over the memory of each of them, which keeps that memory.
  * Only tensors of the CPU are read here; all others are Python's. */
-#include "abi/abi.h"
 #include "exchange/exchange.h"
 
 #include <string.h>
@@ -249,7 +248,7 @@ static PyObject *lend_for_long(loans_object *self, forms_object *forms,
     PyObject *array = lend(self, x);
     if (array == NULL)
         return NULL;
-    bool may_stay = at->is_row_major && !dlb_inside_python() &&
+    bool may_stay = at->is_row_major && dlb_kernel_depth == 0 &&
                     (own->dtype.code == kDLFloat || own->dtype.code == kDLBfloat);
     int status = may_stay ? dlb_look_address(array, &address) : DLB_DECLINED;
     if (status < 0) {

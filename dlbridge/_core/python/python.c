@@ -519,6 +519,8 @@ const DLPackExchangeAPI *dlb_parse_giving_table(PyObject *capsule) {
     return parse_table(capsule, true);
 }
 
+_Thread_local int dlb_kernel_depth;
+
 /* ---- dicts that are as they were ---- */
 
 static bool has_items(PyObject *dict, PyObject *contents) {

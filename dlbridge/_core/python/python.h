@@ -102,6 +102,9 @@ static inline bool dlb_is_only_reference(PyObject *object) {
  * with functions and classes. To be called by the thread that made it. Nothing with a
  * GIL. */
 void dlb_share(PyObject *object);
+/* How many Python kernels this thread is in; their tensors may be on loan until they
+ * return. */
+extern _Thread_local int dlb_kernel_depth;
 /* An interned str, made once and kept; borrowed. NULL with an exception. */
 PyObject *dlb_kept_name(_Atomic(PyObject *) *kept, const char *text);
 /* have_items(objects, dicts, contents), three tuples. */
