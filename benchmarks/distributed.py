@@ -545,18 +545,19 @@ def measure(world: Any, ways: dict[str, Callable[[], object]], effort: Effort) -
 def _calibrate(world: Any, way: Callable[[], object], seconds: float) -> int:
     """Return how many calls take about so long, the same number on all ranks.
 
-    The first ones, which find nothing of theirs in caches, must not decide that.
+    Slow ones, such as the first, must not decide that: so many took long enough twice in a row.
     """
-    count = 1
+    count, enough = 1, 0
     while True:
         start = time.perf_counter()
         for _ in range(count):
             way()
-        spent = time.perf_counter() - start
-        is_enough, spent = world.bcast((spent > seconds / 2, spent))
-        if is_enough:
+        spent = float(world.bcast(time.perf_counter() - start))
+        enough = enough + 1 if spent > seconds / 2 else 0
+        if enough == 2:
             return max(1, int(count * seconds / spent))
-        count *= 2
+        if not enough:
+            count *= 2
 
 
 if __name__ == "__main__":
