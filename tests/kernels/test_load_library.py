@@ -902,7 +902,7 @@ def install(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 def test_a_package_gives_its_library(
     install: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By either of its names, without being imported; the command lists its kernels, too."""
+    """By the name of the distribution or of the package; the command lists its kernels as well."""
     folder = install("My-Kernels", "mykernels_a", "lib/libkernels.so.1", "_plain.so")
     for name in ("my-kernels", "My_Kernels", "mykernels_a", "mykernels_a.lib"):
         library = dlbridge.load_package(name)
@@ -986,7 +986,7 @@ def test_a_damaged_file_is_refused(build: Build) -> None:
 
 
 def test_a_library_for_another_machine_says_so(build: Build, tmp_path: Path) -> None:
-    """The loader says that there is no such file."""
+    """The system loader only reports that the file is missing."""
     contents = bytearray(build(SCALE.replace("NAMESPACE", "other")).read_bytes())
     for number, name in ((62, "x86_64"), (183, "aarch64")):
         if name != platform.machine():

@@ -69,7 +69,7 @@ def test_other_tensors_are_of_other_forms(change):
     assert not native.Forms.of((x, y), ()).fit(change(x, y))
 
 
-def test_what_the_core_does_not_read_has_no_forms():
+def test_tensors_that_the_core_cannot_read_have_no_forms():
     class Special(torch.Tensor):
         pass
 

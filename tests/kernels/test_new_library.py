@@ -40,7 +40,7 @@ def run(*command: object, folder: Path, path: Path | None = None) -> str:
 
 def test_cmake_builds_it_and_its_operator_is_right(tmp_path: Path) -> None:
     if shutil.which("cmake") is None or not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("there is no cmake, or no compiler of C++, here")
+        pytest.skip("CMake or a C++ compiler is missing")
     write_project("mylib", tmp_path)
     build = tmp_path / "build"
     python = f"-DPython_EXECUTABLE={sys.executable}"
@@ -58,7 +58,7 @@ def test_its_wheel_is_for_every_python_and_its_tests_pass(tmp_path: Path) -> Non
     if importlib.util.find_spec("scikit_build_core") is None:
         pytest.skip("scikit-build-core is not installed")
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("there is no compiler of C++ here")
+        pytest.skip("a C++ compiler is missing")
     write_project("mylib", tmp_path)
     for name in ("loops.h", "more.cpp"):  # sources stay out of the wheel
         (tmp_path / "mylib" / "src" / "mylib" / name).write_text("")

@@ -560,7 +560,7 @@ PyObject *dlb_have_items(PyObject *Py_UNUSED(module), PyObject *args) {
         PyObject *dict = PyTuple_GET_ITEM(dicts, i);
         PyObject *expected = PyTuple_GET_ITEM(contents, i);
         if (!PyDict_Check(dict) || !PyDict_Check(expected))
-            return PyErr_Format(PyExc_TypeError, "have_items: %R is no dict",
+            return PyErr_Format(PyExc_TypeError, "have_items: %R is not a dict",
                                 PyDict_Check(dict) ? expected : dict);
         DLB_BEGIN_EXCLUSIVE(dict);
         status = has_items(dict, expected);
