@@ -201,6 +201,7 @@ typedef struct {
     int64_t align;        /* bytes that data pointers must be multiples of */
     const char *autocast; /* the dtype in torch.autocast: "float16", "promote", ... */
     const char *sharding; /* dimensions along which a call may be split, "b, m" */
+    int64_t version;      /* of the operator, from 1; 0 is 1: see docs/kernels.md */
 } dlb_export;
 
 #define DLB_LIBRARY_MAGIC 0x6567646972626c64 /* "dlbridge" in little-endian bytes */
@@ -281,6 +282,7 @@ template <typename Function> struct dlb_export_of {
     const char *platform, *doc;
     int64_t align;
     const char *autocast, *sharding;
+    int64_t version;
 };
 
 template <typename Function>
@@ -312,11 +314,13 @@ constexpr dlb_export_of<Function> dlb_describe(Function *function, const char *s
 #define DLB_SET_13_(set, ...) made set, DLB_SET_12_(__VA_ARGS__)
 #define DLB_SET_14_(set, ...) made set, DLB_SET_13_(__VA_ARGS__)
 #define DLB_SET_15_(set, ...) made set, DLB_SET_14_(__VA_ARGS__)
-#define DLB_NTH_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, nth, ...) nth
+#define DLB_SET_16_(set, ...) made set, DLB_SET_15_(__VA_ARGS__)
+#define DLB_NTH_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, nth, ...) nth
 #define DLB_SETTER_(...)                                                               \
-    DLB_NTH_(__VA_ARGS__, DLB_SET_15_, DLB_SET_14_, DLB_SET_13_, DLB_SET_12_,          \
-             DLB_SET_11_, DLB_SET_10_, DLB_SET_9_, DLB_SET_8_, DLB_SET_7_, DLB_SET_6_, \
-             DLB_SET_5_, DLB_SET_4_, DLB_SET_3_, DLB_SET_2_, DLB_SET_1_, )
+    DLB_NTH_(__VA_ARGS__, DLB_SET_16_, DLB_SET_15_, DLB_SET_14_, DLB_SET_13_,          \
+             DLB_SET_12_, DLB_SET_11_, DLB_SET_10_, DLB_SET_9_, DLB_SET_8_,            \
+             DLB_SET_7_, DLB_SET_6_, DLB_SET_5_, DLB_SET_4_, DLB_SET_3_, DLB_SET_2_,   \
+             DLB_SET_1_, )
 #define DLB_APPLY_(setter, ...) setter(__VA_ARGS__)
 
 #define DLB_EXPORT(name, ...)                                                          \

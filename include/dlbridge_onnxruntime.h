@@ -47,6 +47,7 @@ enum {
     DLB_ORT_VERSION = 21,       /* of the table, and of what describes an operator */
     DLB_ORT_SHAPE_VERSION = 24, /* of a table with one function more */
     DLB_ORT_SHAPE_PLACE = 414,
+    DLB_ORT_LAST_VERSION = 1000, /* of a domain of ours */
     DLB_ORT_FAIL = 1,
     DLB_ORT_INVALID_ARGUMENT = 2,
     DLB_ORT_REQUIRED = 0,
@@ -298,6 +299,7 @@ typedef struct {
         *dims; /* as many as the text has characters at most; so are the steps */
     dlb_ort_step *steps;
     int has_optional, output_count;
+    int version;   /* of the domain that the operator is of */
     int has_types; /* 0: what it takes is not known, or nothing that the runtime has */
 } dlb_ort_operator;
 
@@ -1116,6 +1118,19 @@ static inline void dlb_ort_free(dlb_ort_operator *made) {
 }
 
 /* NULL: out of memory, or it has no name. */
+/* A description that an older header compiled says none. */
+static inline void dlb_ort_read_version(dlb_ort_operator *made) {
+    const dlb_export *described = made->described;
+    int64_t version = 0;
+    if (described->size >= offsetof(dlb_export, version) + sizeof version)
+        version = described->version;
+    made->version = version == 0 ? 1 : (int)version;
+    if (version < 0 || version > DLB_ORT_LAST_VERSION) {
+        made->version = 1;
+        dlb_ort_say_why(made, "its .version is not from 1 to 1000");
+    }
+}
+
 static inline dlb_ort_operator *dlb_ort_make(const dlb_export *described) {
     dlb_ort_operator *made = (dlb_ort_operator *)calloc(1, sizeof *made);
     if (made == NULL)
@@ -1128,6 +1143,7 @@ static inline dlb_ort_operator *dlb_ort_make(const dlb_export *described) {
     dlb_ort_find_sizes(made);
     dlb_ort_check_types(made);
     dlb_ort_check_abi(made);
+    dlb_ort_read_version(made);
     return made;
 }
 
@@ -2233,9 +2249,9 @@ static inline int dlb_ort_return_0(const dlb_ort_op *op) {
     return 0;
 }
 
-static inline int dlb_ort_return_1(const dlb_ort_op *op) {
-    (void)op;
-    return 1;
+/* The version of its domain that the operator is of. */
+static inline int dlb_ort_get_start(const dlb_ort_op *op) {
+    return op->kernel->version;
 }
 
 static inline int dlb_ort_return_last(const dlb_ort_op *op) {
@@ -2266,7 +2282,7 @@ static inline void dlb_ort_fill(dlb_ort_op *op) {
     /* the runtime reads the type of an input that is missing */
     to->infer =
         op->kernel->has_types && !op->kernel->has_optional ? dlb_ort_infer : NULL;
-    to->get_start = dlb_ort_return_1;
+    to->get_start = dlb_ort_get_start;
     to->get_end = dlb_ort_return_last;
 }
 

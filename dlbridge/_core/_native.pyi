@@ -933,9 +933,9 @@ def onnxruntime_plan(
 ) -> object:
     """Kernels as custom operators, to be registered any number of times; kept for good.
 
-    A domain is (name, kernels, count of all overloads); a kernel is (key, name, scalars, optional,
-    mutated, overloads), with bits for inputs; a scalar (name, kind, default, is_required); an
-    overload the element types of inputs and outputs.
+    A domain is (name, kernels, count of all overloads); a kernel is (key, name, version, scalars,
+    optional, mutated, overloads), with bits for inputs; a scalar (name, kind, length, default,
+    is_required); an overload the element types of inputs and outputs.
     """
 
 def onnxruntime_register(plan: object, function: Callable[[str], Any], library: str, /) -> Any:

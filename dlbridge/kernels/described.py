@@ -25,7 +25,7 @@ from dlbridge.errors import ArgumentError, DLBridgeError
 from dlbridge.exchange.adapter import adapter
 from dlbridge.exchange.protocol import describe
 from dlbridge.kernels.elf import Image
-from dlbridge.kernels.exports import DERIVATIVES, OPTIONS, Export, refusal
+from dlbridge.kernels.exports import DERIVATIVES, INTEGERS, OPTIONS, Export, refusal
 from dlbridge.kernels.schema import Schema
 from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
@@ -107,8 +107,8 @@ def _check(where: str, given: object) -> dict[str, dict[str, Any]]:
                     f"load_library: {where}: {name}: there is no field {field!r}"
                     f"{did_you_mean(field, _FIELDS)}"
                 )
-            if not isinstance(value, int if field == "align" else str):
-                kind = "an integer" if field == "align" else "text"
+            if not isinstance(value, int if field in INTEGERS else str):
+                kind = "an integer" if field in INTEGERS else "text"
                 raise ArgumentError(
                     f"load_library: {where}: {name}: {field} must be {kind}, got {value!r}"
                 )

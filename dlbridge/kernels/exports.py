@@ -66,6 +66,7 @@ class _Description(ctypes.Structure):
         ("align", ctypes.c_int64),
         ("autocast", ctypes.c_void_p),
         ("sharding", ctypes.c_void_p),
+        ("version", ctypes.c_int64),
     )
 
 
@@ -73,7 +74,8 @@ _KNOWN = ctypes.sizeof(_Description)
 _REQUIRED = _Description.abi.offset  # what every description has
 DERIVATIVES = ("vjp", "jvp")
 TEXTS = ("batch", "layout", "overlap", "gil", "cost", "stream", "autocast", "sharding")
-OPTIONS = (*TEXTS, "align")
+INTEGERS = ("align", "version")
+OPTIONS = (*TEXTS, *INTEGERS)
 
 
 # A C function at an address, without a prototype: `wrap` is told its convention.
@@ -207,8 +209,8 @@ def _read(memory: Memory, library: str, place: int, address: int) -> Export:
     schema, abi = texts.pop("schema"), texts.pop("abi")
     platform, doc = texts.pop("platform"), texts.pop("doc")
     options: dict[str, Any] = {field: text for field, text in texts.items() if text is not None}
-    if described.align:
-        options["align"] = described.align
+    numbers = {field: getattr(described, field) for field in INTEGERS}
+    options |= {field: number for field, number in numbers.items() if number}
     if not schema:
         raise ArgumentError(f"load_library: {library}: {symbol}: it has no schema")
     try:

@@ -53,6 +53,7 @@ class Recipe:
     stream: str = "current"
     autocast: str | None = None
     sharding: tuple[str, ...] = ()
+    version: int = 1
     launch: Launch = NO_LAUNCH
     doc: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)  # what bindings keep with the kernel
@@ -109,6 +110,7 @@ class Kernel(native.KernelBase):
         vjp, jvp, batch, layout, overlap, align, gil, cost, stream: as `wrap` was given them.
         autocast: its rule, by the name of the dtype where it is one; None without.
         sharding: the dimensions along which a call may be split.
+        version: of the operator, in the models of ONNX that have it.
         launch: grid, block and shared of a GPU kernel, see `kernels.kinds.Launch`.
         lists: of a kernel with lists of tensors: the kernels that serve its calls; else None.
         flat, whole: of such a kernel: how its tensors are grouped, and the kernel with the lists.
@@ -193,6 +195,7 @@ class Kernel(native.KernelBase):
         self.stream = recipe.stream
         self.autocast = recipe.autocast
         self.sharding = recipe.sharding
+        self.version = recipe.version
         self.launch = recipe.launch
         self.flat = recipe.flat
         self.whole: Kernel | None = recipe.whole

@@ -49,6 +49,7 @@ class FurtherOptions(TypedDict, total=False):
     stream: Stream | None
     autocast: Any
     sharding: str | Iterable[str] | None
+    version: int | None
     grid: Any
     block: Any
     shared: int | str | None
@@ -135,6 +136,7 @@ def wrap(
     stream: Stream | None = None,
     autocast: Any = None,
     sharding: str | Iterable[str] | None = None,
+    version: int | None = None,
     grid: Any = None,
     block: Any = None,
     shared: int | str | None = None,
@@ -197,6 +199,10 @@ def wrap(
             argument with the dimension, and all of the others, give that part of each result.
             torch's DTensors and JAX's sharded arrays stay sharded along these, and are gathered
             along all others.
+        version: of the operator, an integer from 1 (default) to 1000. Models of ONNX name the
+            version of the operator set, the namespace, that they were made for, and ONNX Runtime
+            refuses one that is older than an operator in it: raise it when results or arguments
+            change. Nothing else depends on it.
         stream: "current" (default) runs on the caller's current stream of a device that has such,
             "default" on the device's default one, with events before and after.
         grid: of a GPU kernel that dlbridge launches: blocks, as one to three integers or
@@ -231,14 +237,14 @@ def wrap(
             return partial(
                 wrap, schema=schema, abi=abi, name=name, mutates=mutates, vjp=vjp, jvp=jvp,
                 batch=batch, layout=layout, overlap=overlap, align=align, gil=gil, cost=cost,
-                stream=stream, autocast=autocast, sharding=sharding, grid=grid, block=block,
-                shared=shared, constants=constants,
+                stream=stream, autocast=autocast, sharding=sharding, version=version,
+                grid=grid, block=block, shared=shared, constants=constants,
             )  # fmt: skip
         fn = None
     given = {
         "batch": batch, "layout": layout, "overlap": overlap, "align": align, "gil": gil,
-        "cost": cost, "stream": stream, "autocast": autocast, "sharding": sharding, "vjp": vjp,
-        "jvp": jvp,
+        "cost": cost, "stream": stream, "autocast": autocast, "sharding": sharding,
+        "version": version, "vjp": vjp, "jvp": jvp,
     }  # fmt: skip
     changes = _check_options(given)
     launch = read_launch(grid, block, shared, constants)
@@ -294,7 +300,7 @@ def draft(
     Raises:
         DLBridgeError: as `wrap` does.
     """
-    others = "align", "cost", "autocast", "sharding", "vjp", "jvp"
+    others = "align", "cost", "autocast", "sharding", "version", "vjp", "jvp"
     given: dict[str, Any] = dict.fromkeys((*_CHOICES, *others))
     changes = _check_options({**given, **options})
     recipe = _wrap(_functions(None, abi, platforms), schema, None, None, changes)
@@ -356,7 +362,7 @@ def _rewrap(
         kept = {"vjp": None, "jvp": None, "batch": "sequential", "layout": None}
         inherited = {
             option: getattr(before, option)
-            for option in ("overlap", "align", "gil", "stream", "launch")
+            for option in ("overlap", "align", "gil", "stream", "version", "launch")
         }
         given = kept | inherited | changes
         fresh = {option: value for option, value in given.items() if value is not None}
@@ -449,6 +455,7 @@ def _check_options(given: dict[str, Any]) -> dict[str, Any]:
         _check_choice(option, given[option])
     _check_alignment(given["align"])
     _check_cost(given["cost"], given["gil"])
+    _check_version(given["version"])
     given = {
         **given,
         "autocast": autocasting.read_rule(given["autocast"]),
@@ -483,6 +490,19 @@ def _check_cost(cost: object, gil: object) -> None:
         raise ArgumentError(f"wrap: cost must be an integer from 0 or an expression, got {cost!r}")
     if gil not in (None, "auto"):
         raise ArgumentError(f"wrap: cost= is for gil='auto', got gil={gil!r}")
+
+
+_LAST_VERSION = 1000  # ONNX Runtime knows no later one of a domain
+
+
+def _check_version(version: object) -> None:
+    if version is None:
+        return
+    whole = isinstance(version, int) and not isinstance(version, bool)
+    if not whole or not 1 <= version <= _LAST_VERSION:  # type: ignore[operator]
+        raise ArgumentError(
+            f"wrap: version must be an integer from 1 to {_LAST_VERSION}, got {version!r}"
+        )
 
 
 def _positions(mutates: Iterable[str | int] | None) -> tuple[int, ...] | None:

@@ -163,23 +163,25 @@ def test_every_field_arrives(build: Build, language: str) -> None:
         '.abi = "void(const float *x, float *out, int64_t n)", .batch = "broadcast", '
         '.layout = "strided", .overlap = "allow", .gil = "auto", .cost = "3 * n", '
         '.stream = "default", .platform = "cpu", .align = 64, .doc = "Copies.", '
-        '.autocast = "float32", .sharding = "n"'
+        '.autocast = "float32", .sharding = "n", .version = 3, .vjp = "copy_vjp"'
     )
     source = f"""{HEADER}
     static void copy(const float *x, float *out, int64_t n) {{
         for (int64_t i = 0; i < n; i++) out[i] = x[i];
     }}
     DLB_EXPORT(copy, "fields::copy(x: f32[n]) -> f32[n]", {more});
+    {entry("copy_vjp", "fields::copy_vjp(grad: f32[n]) -> f32[n]")}
     """
     flags = ("-std=c++17",) if language == "c++" else ()
     kernel = dlbridge.load_library(build(source, language=language, flags=flags)).copy
     options = (
         *("batch", "layout", "overlap", "gil", "cost"),
-        *("stream", "align", "autocast", "sharding"),
+        *("stream", "align", "autocast", "sharding", "version"),
     )
-    given = ("broadcast", "strided", "allow", "auto", "3 * n", "default", 64, "float32", ("n",))
+    given = ("broadcast", "strided", "allow", "auto", "3 * n", "default", 64, "float32", ("n",), 3)
     assert tuple(getattr(kernel, option) for option in options) == given
     assert kernel.platforms == ("cpu",)
+    assert (kernel.vjp.name, kernel.vjp.version) == ("fields::copy_vjp", 1)
     x = np.arange(3, dtype="float32")
     np.testing.assert_array_equal(kernel(x), x)
 
@@ -347,8 +349,9 @@ def test_a_table_of_version_1_loads(tmp_path: Path) -> None:
     library = dlbridge.load_library(target)
     assert library.triple(np.ones(2, "f4")).tolist() == [3.0, 3.0]
     assert library.negate(np.ones(2)).tolist() == [-1.0, -1.0]
-    assert library.triple.align is None
+    assert (library.triple.align, library.triple.version) == (None, 1)
     assert (library.negate.cost, library.negate.align) == ("2 * n", 16)
+    assert library.negate.version == 1
     assert str(library.negate.__doc__).startswith("Return -x.\n")
 
 
@@ -402,6 +405,14 @@ MISTAKES = {
         "f: gil must be .*got 'holds'; did you mean 'hold'",
     ),
     "align": (entry("f", F, ".align = 3"), "f: align must be a power of two"),
+    "version": (
+        entry("f", F, ".version = -1"),
+        "f: version must be an integer from 1 to 1000, got -1",
+    ),
+    "versions that differ": (
+        entry("f", F, ".version = 2") + entry("g", F, '.platform = "cuda", .version = 3'),
+        r"g: \.version is 3, and of f, the same operator, 2",
+    ),
     "autocast": (entry("f", F, '.autocast = "lower"'), "f: autocast must be .*got 'lower'"),
     "autocast that does not fit": (
         entry("f", F, '.autocast = "bfloat16"'),
@@ -691,19 +702,22 @@ def test_a_library_for_tvm_ffi_is_described_by_a_file_beside_it(
     shutil.copy(for_tvm, path)
     beside = tmp_path / "libadd.so.toml"
     beside.write_text(
-        f'add_vjp = "{ADD_VJP}"\n[add]\nschema = "{ADD}"\nvjp = "add_vjp"\nalign = 64\n'.replace(
+        f'add_vjp = "{ADD_VJP}"\n[add]\nschema = "{ADD}"\nvjp = "add_vjp"\nversion = 2\n'.replace(
             "NAMESPACE", "tvm_file"
         )
     )
     library = dlbridge.load_library(path)
     assert library.add.vjp is library.kernels["tvm_file::add_vjp"]
-    assert library.add.align == 64
+    assert library.add.version == 2
     assert library.add(np.ones(2), 2.0).tolist() == [3.0, 3.0]
     assert [*dlbridge.load_library(path, schemas=described("tvm_instead")).kernels] == [
         "tvm_instead::add", "tvm_instead::add_vjp"
     ]  # fmt: skip
     beside.write_text("add = \n")
     with pytest.raises(ArgumentError, match=rf"{beside} is no TOML: .*line 1"):
+        dlbridge.load_library(path)
+    beside.write_text(f'[add]\nschema = "{ADD}"\nversion = "2"\n')
+    with pytest.raises(ArgumentError, match=rf"{beside}: add: version must be an integer, got '2'"):
         dlbridge.load_library(path)
     beside.write_text("add = 3\n")
     with pytest.raises(ArgumentError, match=rf"{beside}: add: a schema is needed.*got 3"):

@@ -115,6 +115,33 @@ def test_lists_of_numbers_are_exported(tmp_path: Path) -> None:
     assert caught.value is not None
 
 
+@pytest.mark.full
+def test_a_model_names_a_version_that_has_all_of_its_operators(tmp_path: Path) -> None:
+    """Whichever comes first; a model that was made before one of them is not opened."""
+    schema = "onnx_export_versions::{}(x: f64[n]) -> (f64[n], f64[n])"
+
+    @dlbridge.wrap(schema=schema.format("first"), abi="python:numpy")
+    def first(x: Any) -> Any:
+        return x + 1, x * 2
+
+    second = dlbridge.wrap(first, name="onnx_export_versions::second", version=3)
+    newer = dlbridge.wrap(second, version=4)
+    assert (first.version, second.version, newer.version) == (1, 3, 4)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return second(first(x)[0])[1]
+
+    x = torch.tensor([5.0, -1.0]).double()
+    session = export(Model(), (x,), tmp_path / "m.onnx", [first, second])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert found.tolist() == [12.0, 0.0]
+    options = ort.SessionOptions()
+    dlbridge.register_onnxruntime(options, [first, newer])
+    with pytest.raises(Exception, match=r"onnx_export_versions:second.* is not a registered"):
+        ort.InferenceSession(tmp_path / "m.onnx", options)
+
+
 def test_kernels_that_a_model_cannot_have_are_refused() -> None:
     with pytest.raises(ArgumentError, match=r"onnx_translations: .* has no schema"):
         dlbridge.onnx_translations([dlbridge.compile_c(SOURCE, "mix")])

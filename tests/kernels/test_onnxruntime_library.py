@@ -412,6 +412,8 @@ static int address(void *c, DLTensor *t, int n) {{
     return 0;
 }}
 DLB_EXPORT(address, "{DOMAIN}::address(x: f32[4]) -> i64[]", .align = 64);
+static int later(void *c, DLTensor *t, int n) {{ return fill(c, t, n); }}
+DLB_EXPORT(later, "{DOMAIN}::later(x: f32[n]) -> f32[n]", .version = 3);
 DLB_EXPORT(typed_elsewhere, "other_operators::add(x: f32[n], y: f32[n]) -> f32[n]");
 """
 )
@@ -438,7 +440,9 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return build(source, folder / f"lib{request.param}.so", *flags)
 
 
-def onnx_of(name: str, inputs: dict[str, Any], outputs: int, domain: str, **given: Any) -> bytes:
+def onnx_of(
+    name: str, inputs: dict[str, Any], outputs: int, domain: str, version: int = 1, **given: Any
+) -> bytes:
     """Return a model of one node; an input is (element type, shape), or None for one left out."""
     helper = pytest.importorskip("onnx").helper
     onnx = pytest.importorskip("onnx")
@@ -451,7 +455,7 @@ def onnx_of(name: str, inputs: dict[str, Any], outputs: int, domain: str, **give
         [helper.make_tensor_value_info(key, *value) for key, value in used.items()],
         [onnx.ValueInfoProto(name=each) for each in results],
     )
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid(domain, version)]
     made: bytes = helper.make_model(graph, opset_imports=domains, ir_version=8).SerializeToString()
     return made
 
@@ -630,6 +634,48 @@ def test_each_namespace_is_a_domain(library: Path) -> None:
     session = session_of(data, library)
     assert session.run(None, {"x": x, "y": y})[0].tolist() == [4, 6]
     assert session.get_outputs()[0].shape == ["n"]
+
+
+def test_an_operator_is_of_the_version_that_it_was_exported_with(library: Path) -> None:
+    """And of all later ones; a model that was made before it is not opened."""
+    x = np.ones(2, "f4")
+    for by_python in (False, True):
+        for version in (3, 4):
+            data = onnx_of("later", {"x": (1, (2,))}, 1, DOMAIN, version=version)
+            session = session_of(data, library, by_python=by_python)
+            assert session.run(None, {"x": x})[0].shape == (2,)
+        data = onnx_of("later", {"x": (1, (2,))}, 1, DOMAIN, version=2)
+        with pytest.raises(Exception, match=f"{DOMAIN}:later.* is not a registered function/op"):
+            session_of(data, library, by_python=by_python)
+
+
+def test_a_version_beyond_what_the_runtime_knows_is_said_and_an_older_header_says_none(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own.c").write_text(
+        f"""
+        #include "dlbridge_kernel.h"
+        #include "dlbridge_onnxruntime.h"
+        static int copy(void *c, DLTensor *t, int n) {{
+            (void)c, (void)n;
+            ((float *)t[1].data)[0] = ((float *)t[0].data)[0];
+            return 0;
+        }}
+        static int never(void *c, DLTensor *t, int n) {{ return copy(c, t, n); }}
+        DLB_EXPORT(never, "{DOMAIN}::never(x: f32[1]) -> f32[1]", .version = 1001);
+        static const dlb_export older = {{
+            .size = offsetof(dlb_export, version), .symbol = "copy", .is_dltensors = 1,
+            .function = (void (*)(void))copy, .schema = "{DOMAIN}::copy(x: f32[1]) -> f32[1]",
+            .version = 7}}; /* beyond its size: not of the description */
+        extern const void *const dlb_export_copy;
+        DLB_LISTED_ const void *const dlb_export_copy = &older;
+        """
+    )
+    library = build(tmp_path / "own.c", tmp_path / "libown.so", "-shared", "-fPIC")
+    session = session_of(onnx_of("copy", {"x": (1, (1,))}, 1, DOMAIN), library)
+    assert session.run(None, {"x": np.float32([5])})[0].tolist() == [5]
+    with pytest.raises(Exception, match=r"never is no operator .*: its \.version is not from 1 to"):
+        session_of(onnx_of("never", {"x": (1, (1,))}, 1, DOMAIN), library)
 
 
 def test_many_threads_open_and_run_sessions(library: Path) -> None:

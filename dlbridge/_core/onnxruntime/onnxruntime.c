@@ -156,6 +156,7 @@ typedef struct {
     const dlb_kernel *kernel; /* pinned for good, as the plan is */
     const dlb_target *target; /* its function for the CPU */
     ort_scalar scalars[DLB_MAX_SCALARS];
+    int version; /* of the domain that the operator is of */
     uint8_t input_count, output_count, scalar_count;
     uint32_t optional, mutated; /* bit i: input i */
 } ort_kernel;
@@ -1011,8 +1012,8 @@ static int return_0(const custom_op *Py_UNUSED(op)) {
     return 0;
 }
 
-static int return_1(const custom_op *Py_UNUSED(op)) {
-    return 1;
+static int get_start(const custom_op *op) {
+    return op->kernel->version;
 }
 
 static int return_last(const custom_op *Py_UNUSED(op)) {
@@ -1038,7 +1039,7 @@ static const ort_callbacks callbacks = {
     .create_checked = create_node,
     .compute_checked = run_node,
     .infer = infer_shapes,
-    .get_start = return_1,
+    .get_start = get_start,
     .get_end = return_last,
 };
 
@@ -1171,18 +1172,20 @@ static int parse_types(PyObject *types, uint8_t *numbers) {
     return 0;
 }
 
-/* (key, name, scalars, optional, mutated, overloads): one operator for each overload.
- */
+/* (key, name, version, scalars, optional, mutated, overloads): one operator for each
+ * overload. */
 static ort_kernel *parse_kernel(PyObject *described, PyObject **overloads) {
     PyObject *key, *name, *scalars;
     unsigned int optional, mutated;
-    if (!PyArg_ParseTuple(described, "UUO!IIO!", &key, &name, &PyTuple_Type, &scalars,
-                          &optional, &mutated, &PyTuple_Type, overloads))
+    int version;
+    if (!PyArg_ParseTuple(described, "UUiO!IIO!", &key, &name, &version, &PyTuple_Type,
+                          &scalars, &optional, &mutated, &PyTuple_Type, overloads))
         return NULL;
     const char *known = PyUnicode_AsUTF8(key);
     ort_kernel *kernel = known == NULL ? NULL : calloc(1, sizeof *kernel);
     if (kernel == NULL)
         return (ort_kernel *)(PyErr_Occurred() ? NULL : PyErr_NoMemory());
+    kernel->version = version;
     kernel->optional = optional;
     kernel->mutated = mutated;
     dlb_entry *entry = dlb_registry_entry(known, strlen(known));

@@ -1,6 +1,7 @@
 """Kernels in ONNX Runtime: called with OrtValues, and as operators of models.
 
-A kernel is an operator of the domain that its namespace names, at version 1. In a model's node
+A kernel is an operator of the domain that its namespace names, of the version
+that it was wrapped with. In a model's node
 
     inputs      are the tensors of the schema, "" for an optional one that is left out
     outputs     are the results, then what the kernel writes in place
@@ -106,7 +107,7 @@ def _check(kernel: Kernel) -> None:
         )
     if not (kernel.schema.results or kernel.schema.mutated):
         raise ArgumentError(f"{call} has no results: a model would leave its nodes out")
-    _describe("", kernel.schema)  # refuses dtypes that ONNX lacks
+    _describe("", kernel)  # refuses dtypes that ONNX lacks
 
 
 def _plan(kernels: Sequence[Kernel]) -> object:
@@ -115,7 +116,7 @@ def _plan(kernels: Sequence[Kernel]) -> object:
         spaces: dict[str, list[Any]] = {}
         for key, kernel in zip(keys, kernels, strict=True):
             assert kernel.schema is not None
-            spaces.setdefault(kernel.schema.namespace, []).append(_describe(key, kernel.schema))
+            spaces.setdefault(kernel.schema.namespace, []).append(_describe(key, kernel))
         domains = tuple(
             (name, tuple(described), sum(len(each[-1]) for each in described))
             for name, described in spaces.items()
@@ -124,7 +125,9 @@ def _plan(kernels: Sequence[Kernel]) -> object:
     return _PLANS[keys]
 
 
-def _describe(key: str, schema: Schema) -> tuple[Any, ...]:
+def _describe(key: str, kernel: Kernel) -> tuple[Any, ...]:
+    schema = kernel.schema
+    assert schema is not None
     scalars = tuple(
         (
             part.name,
@@ -137,7 +140,8 @@ def _describe(key: str, schema: Schema) -> tuple[Any, ...]:
     )
     optional = sum(1 << index for index, part in enumerate(schema.tensors) if part.optional)
     mutated = sum(1 << index for index in schema.mutated)
-    return key, schema.name, scalars, optional, mutated, _overloads(schema)
+    head = (key, schema.name, kernel.version)
+    return *head, scalars, optional, mutated, _overloads(schema)
 
 
 def _overloads(schema: Schema) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:

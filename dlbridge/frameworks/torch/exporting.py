@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +11,7 @@ from dlbridge import registry
 from dlbridge.errors import ArgumentError, FrameworkMissingError
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.library import Library, kernels_of
-from dlbridge.kernels.schema import LIST_KINDS, Parameter, Schema
+from dlbridge.kernels.schema import LIST_KINDS, Parameter
 from dlbridge.signals import not_from_handler
 
 _Attribute = Any  # an int, a float, a str, a list of numbers, or an attribute of onnxscript
@@ -32,7 +32,8 @@ def onnx_translations(
 
     Args:
         kernels: a kernel, several, or what `load_library` returned, of which kernels are left out
-            that no model can have; each with a schema, and none that writes an argument.
+            that no model can have; each with a schema, and none that writes an argument. A model
+            names one version of each domain, the highest `version` of the domain's kernels here.
 
     Raises:
         ArgumentError: a kernel has no schema, writes an argument, or can be no node.
@@ -44,7 +45,11 @@ def onnx_translations(
     listed = kernels_of(kernels, "onnx_translations", _check)
     from dlbridge.frameworks.torch.operators import operator  # which imports torch
 
-    return {operator(kernel).default: _translation(kernel) for kernel in listed}
+    versions: dict[str, int] = {}  # of the domains, of which a model names one version each
+    for kernel in listed:
+        space = kernel.name.partition("::")[0]
+        versions[space] = max(versions.get(space, 1), kernel.version)
+    return {operator(each).default: _translation(each, versions) for each in listed}
 
 
 def _check(kernel: Kernel) -> None:
@@ -56,7 +61,7 @@ def _check(kernel: Kernel) -> None:
         )
 
 
-def _translation(kernel: Kernel) -> Callable[..., Any]:
+def _translation(kernel: Kernel, versions: Mapping[str, int]) -> Callable[..., Any]:
     schema = kernel.schema
     assert schema is not None
 
@@ -71,8 +76,8 @@ def _translation(kernel: Kernel) -> Callable[..., Any]:
             for part in schema.scalars
             if given.get(part.name) is not None
         }
-        opset = values.Opset(schema.namespace, 1)
-        node = values.Op(opset, schema.name, _op_schema(schema, attributes))
+        opset = values.Opset(schema.namespace, versions[schema.namespace])
+        node = values.Op(opset, schema.name, _op_schema(kernel, attributes))
         return node(*inputs, **attributes)
 
     translate.__name__ = schema.name
@@ -116,8 +121,10 @@ def _is_exact(number: float) -> bool:
     return exact
 
 
-def _op_schema(schema: Schema, attributes: dict[str, _Attribute]) -> Any:
+def _op_schema(kernel: Kernel, attributes: dict[str, _Attribute]) -> Any:
     """Return the operator of a call as ONNX declares operators; any dtypes, which torch knows."""
+    schema = kernel.schema
+    assert schema is not None
     defs = _import("onnx").defs
     kinds = defs.OpSchema.AttrType
     lists = {"int[]": kinds.INTS, "float[]": kinds.FLOATS}
@@ -135,7 +142,7 @@ def _op_schema(schema: Schema, attributes: dict[str, _Attribute]) -> Any:
     return defs.OpSchema(
         schema.name,
         schema.namespace,
-        1,
+        kernel.version,
         inputs=[declare(part) for part in schema.tensors],
         outputs=[declare(part) for part in schema.results],
         type_constraints=[
