@@ -299,7 +299,7 @@ def write_library(options: argparse.Namespace) -> int:
 
     try:
         written = write_project(options.name, options.into)
-    except (DLBridgeError, OSError) as error:
+    except DLBridgeError as error:
         print(escape_controls(f"dlbridge {error}", lines=True), file=sys.stderr)
         return 2
     for path in written:

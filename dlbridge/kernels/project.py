@@ -11,6 +11,7 @@ from keyword import iskeyword
 from pathlib import Path
 
 from dlbridge.errors import ArgumentError
+from dlbridge.signals import not_from_handler
 
 _TEMPLATE = Path(__file__).parent / "template"
 _NAME = re.compile(r"\bNAME\b|(?<=_)NAME\b")
@@ -27,15 +28,29 @@ def write_project(name: str, into: Path) -> list[Path]:
         The files that were written.
 
     Raises:
-        ArgumentError: no package can have the name, or the folder is there and not empty.
-        OSError: a file cannot be written.
+        ArgumentError: no package can have the name, the folder is there and not empty, or a file
+            cannot be written.
     """
     _check_name(name)
-    if not into.is_dir():
-        raise ArgumentError(f"new-kernel-library: there is no folder {into}")
     root = into / name
+    try:
+        _check_place(into, root)
+        return _write(name, root)
+    except not_from_handler(OSError) as error:
+        where, why = error.filename or root, str(error.strerror).lower()
+        raise ArgumentError(f"new-kernel-library: cannot write {where}: {why}") from error
+
+
+def _check_place(into: Path, root: Path) -> None:
+    """Refuse a folder that is not there, and one that would be written over."""
+    if not into.is_dir():
+        kind = "it is not a folder" if into.exists() else "there is no such folder; create it first"
+        raise ArgumentError(f"new-kernel-library: cannot write into {into}: {kind}")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ArgumentError(f"new-kernel-library: {root} is there already; choose another name")
+
+
+def _write(name: str, root: Path) -> list[Path]:
     written = []
     for path in sorted(_TEMPLATE.rglob("*.in")):
         place = _NAME.sub(name, str(path.relative_to(_TEMPLATE).with_suffix("")))

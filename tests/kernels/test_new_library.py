@@ -115,8 +115,26 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["new-kernel-library", "mylib", "--into", str(tmp_path)]) == 2
     assert "mylib is there already" in capsys.readouterr().err
     assert (tmp_path / "mylib" / "README.md").read_text() == "mine"
-    with pytest.raises(ArgumentError, match=r"there is no folder .*nowhere"):
-        write_project("mylib", tmp_path / "nowhere")
+
+
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words, without the number of the error."""
+    (tmp_path / "file").write_text("mine")
+    nowhere, long = tmp_path / "nowhere", tmp_path / ("a" * 300)
+    places = {
+        nowhere: f"cannot write into {nowhere}: there is no such folder; create it first",
+        tmp_path / "file": f"cannot write into {tmp_path / 'file'}: it is not a folder",
+        long: f"cannot write {long}: file name too long",
+    }
+    for into, text in places.items():
+        assert cli.main(["new-kernel-library", "mylib", "--into", str(into)]) == 2
+        assert capsys.readouterr().err == f"dlbridge new-kernel-library: {text}\n"
+    if os.path.isdir("/proc/self"):  # where not even root makes a folder
+        assert cli.main(["new-kernel-library", "mylib", "--into", "/proc"]) == 2
+        said = capsys.readouterr().err.partition(": cannot write /proc/mylib: ")[2]
+        assert said in ("no such file or directory\n", "permission denied\n")
 
 
 def test_config_prints_the_folder_that_cmake_needs(capsys: pytest.CaptureFixture[str]) -> None:
