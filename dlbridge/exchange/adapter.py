@@ -255,6 +255,10 @@ class Framework:
         """Return what the random key `x` is made of, or None where `x` is none."""
         return None
 
+    def is_text(self, x: Any) -> bool:
+        """Return whether `x` is an array of text, which no other framework has: plain data."""
+        return False
+
     def check_export(self, x: Any, call: str) -> None:
         """Refuse an array of this framework whose export would crash the process.
 

@@ -76,7 +76,8 @@ def convert_tree(
     consumed. A random key of JAX has no memory of its own: it becomes its `jax.random.key_data`,
     and in JAX a key again. Plain data is kept: numbers, text, bytes, None, enumerations, dates,
     paths, classes, functions of any kind (compiled ones and kernels included) that bind no tensor,
-    dtypes, devices, shardings, sets of these, and NumPy's arrays of text and dates.
+    dtypes, devices, shardings, sets of these, NumPy's arrays of text and dates, and TensorFlow's
+    tensors of text.
 
     A failure in one leaf fails the whole call; the converted leaves before it are dropped again.
 
@@ -460,13 +461,20 @@ def _is_tensor(node: Any) -> bool:
     if isinstance(node, (np.ndarray, np.generic)):
         return node.dtype.kind not in "USTMmO" and node.dtype.type is not np.void
     kind = type(node)
-    if isinstance(node, native.TensorBase) or adapter.adapter_of_type(kind) is not None:
-        return True
+    found = adapter.adapter_of_type(kind)
+    if isinstance(node, native.TensorBase) or found is not None:
+        return found is None or not found.is_text(node)
     if adapter.holder_of_type(kind) is not None:
         return True
     if isinstance(node, (array, memoryview)) or protocol.is_capsule(node):
         return True
     return protocol.is_spoken_by(node)
+
+
+def _is_text(node: Any) -> bool:
+    """Return whether a framework has made this array of text."""
+    found = adapter.adapter_of_type(type(node))
+    return found is not None and found.is_text(node)
 
 
 def _take_key(node: Any) -> adapter.Key | None:
@@ -729,7 +737,7 @@ def _is_plain(x: Any) -> bool:
         return True
     if isinstance(x, _PLAIN):
         return not _has_tensors_beside(x)
-    return _is_function(x) and not _holds_tensor(x)
+    return _is_text(x) or (_is_function(x) and not _holds_tensor(x))
 
 
 def _has_tensors_beside(x: object) -> bool:

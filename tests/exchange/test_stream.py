@@ -193,6 +193,16 @@ def test_a_torch_loader_with_processes_of_its_own(framework: Any, run_python: An
     assert run.returncode == 0
 
 
+def test_text_of_a_dataset_stays_beside_its_numbers(framework: Any) -> None:
+    tf = framework("tensorflow")
+    data = tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0], "name": ["a", "b"]}).batch(2)
+    (batch,) = dlbridge.stream(data, "numpy")
+    assert batch["x"].tolist() == [1.0, 2.0]
+    assert batch["name"].numpy().tolist() == [b"a", b"b"]
+    (batch,) = dlbridge.stream(data.as_numpy_iterator(), "numpy", readonly="share")
+    assert batch["name"].tolist() == [b"a", b"b"]
+
+
 @pytest.mark.parametrize("as_numpy", [False, True])
 def test_batches_of_a_tensorflow_dataset_are_shared(framework: Any, as_numpy: bool) -> None:
     tf = framework("tensorflow")

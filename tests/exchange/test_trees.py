@@ -238,6 +238,26 @@ def test_arrays_without_numbers_are_leaves() -> None:
     assert convert_tree(np.zeros(2, ml_dtypes.bfloat16), "dlbridge").dtype == "bfloat16"
 
 
+def test_text_of_tensorflow_is_a_leaf_as_that_of_numpy_is(framework: Any) -> None:
+    """No other framework has it; a tensor of text alone is refused."""
+    tf = framework("tensorflow")
+    leaves = [
+        tf.constant(["a", "b"]),
+        tf.constant("a"),
+        tf.Variable("a"),
+        tf.constant([[]], "string"),
+    ]
+    made = convert_tree([*leaves, tf.ones(2)], "numpy")
+    assert all(a is b for a, b in zip(made, leaves, strict=False))
+    assert made[-1].tolist() == [1.0, 1.0]
+    assert convert_tree(leaves[0], "numpy") is leaves[0]
+    assert convert_tree({"x": leaves[0]}, "tensorflow")["x"] is leaves[0]
+    with pytest.raises(ExchangeError, match=r"TensorFlow cannot export string.*\[dtype\]"):
+        dlbridge.to_numpy(leaves[0])
+    with pytest.raises(ExchangeError, match=r"convert_tree: at \['x'\]: .*not dense"):
+        convert_tree({"x": tf.sparse.from_dense([1.0])}, "numpy")
+
+
 def test_a_structseq_without_tensors_stays_as_it_is() -> None:
     """Nobody can make another `sys.flags`, and a `struct_time` has more fields than items."""
     for x in (sys.flags, time.gmtime(0)):

@@ -214,6 +214,10 @@ class TensorFlow(Framework):
         self.require_order(tensor, x)
         return tensor
 
+    def is_text(self, x: Any) -> bool:
+        found = x.dtype  # of a variable of Keras, its name
+        return getattr(found, "name", found) == "string"
+
     def gives_new_memory(self, iterable: Any) -> bool:
         """Tell of a dataset, its iterator, and that of NumPy arrays over the same memory."""
         datasets = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
