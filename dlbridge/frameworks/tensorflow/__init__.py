@@ -216,7 +216,7 @@ class TensorFlow(Framework):
 
     def is_text(self, x: Any) -> bool:
         found = x.dtype  # of a variable of Keras, its name
-        return getattr(found, "name", found) == "string"
+        return bool(getattr(found, "name", found) == "string")
 
     def gives_new_memory(self, iterable: Any) -> bool:
         """Tell of a dataset, its iterator, and that of NumPy arrays over the same memory."""
