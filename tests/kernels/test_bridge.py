@@ -349,6 +349,13 @@ def test_unsupported_modules_are_refused_with_advice():
         dlbridge.bridge(module, to="jax", batch="broadcast")
     with pytest.raises(ArgumentError, match="no shape yet; call the module once"):
         dlbridge.bridge(nn.LazyLinear(3), to="jax")
+    scripted = torch.jit.script(nn.Linear(2, 2))
+    for compiled, where in (
+        (scripted, "this RecursiveScriptModule"),
+        (nn.Sequential(scripted), "'0'"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"bridge: {where} .*is compiled by torch\.jit"):
+            dlbridge.bridge(compiled, to="jax")
     with pytest.raises(ArgumentError, match="there is no dict 'params'"):
         function(params["params"], X)
     for forgotten in (X, jnp.asarray(X), torch.from_numpy(X), None):
@@ -909,3 +916,40 @@ def test_results_that_depend_on_no_argument_have_no_gradient():
 
     function, params = dlbridge.bridge(Constant(), to="jax")
     assert np.array_equal(jax.grad(lambda x: function(params, x).sum())(X), np.zeros_like(X))
+
+
+class Looking(nn.Module):
+    """Looks rows up, and asks torch for a sparse gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(21.0).reshape(7, 3))
+
+    def forward(self, x):
+        return nn.functional.embedding(x, self.weight, sparse=True)
+
+
+@pytest.mark.parametrize("prepare", [lambda f: f, jax.jit])
+@pytest.mark.parametrize(
+    "make", [Looking, partial(nn.Embedding, 7, 3, sparse=True)], ids=["function", "module"]
+)
+def test_sparse_gradients_of_torch_are_dense_in_jax(make, prepare):
+    function, params = dlbridge.bridge(make(), to="jax")
+    places = np.array([2, 5, 5], np.int32)
+    loss = loss_of(function, params)
+    gradients = prepare(jax.grad(loss))(params["params"], places)
+    counts = np.array([0, 0, 1, 0, 0, 2, 0])[:, None]
+    np.testing.assert_allclose(gradients["weight"], 2 * counts * params["params"]["weight"])
+
+
+def test_second_derivatives_of_a_sparse_embedding_are_dense_and_of_its_function_refused():
+    places = np.array([2, 5, 5], np.int32)
+    function, params = dlbridge.bridge(nn.Embedding(7, 3, sparse=True), to="jax")
+    hessian = jax.hessian(loss_of(function, params))(params["params"], places)["weight"]["weight"]
+    diagonal = np.einsum("abab->ab", hessian)
+    np.testing.assert_allclose(diagonal, np.array([[0, 0, 2, 0, 0, 4, 0]] * 3).T)
+    function, params = dlbridge.bridge(Looking(), to="jax")
+    with pytest.raises(ArgumentError, match="Looking: torch has a sparse gradient here"):
+        jax.grad(lambda w: jax.grad(loss_of(function, params))(w, places)["weight"].sum())(
+            params["params"]
+        )

@@ -79,7 +79,7 @@ class Module:
         self.parameters = dict(module.named_parameters())
         self.buffers = dict(module.named_buffers())
         tensors = [*self.parameters.values(), *self.buffers.values()]
-        self._check(tensors)
+        self._check(module, tensors)
         self.platforms = (tensors[0].device.type,) if tensors else ("cpu", "cuda")
         self.count = len(tensors)
         self._dtypes = [each.dtype for each in tensors]
@@ -89,7 +89,14 @@ class Module:
         self.lock = registry.lock()
         self.is_held = False
 
-    def _check(self, tensors: Sequence[Any]) -> None:
+    def _check(self, module: torch.nn.Module, tensors: Sequence[Any]) -> None:
+        for path, part in module.named_modules():
+            if isinstance(part, torch.jit.ScriptModule):
+                where = f"{path!r} of this {self.name}" if path else f"this {self.name}"
+                raise ArgumentError(
+                    f"bridge: {where} is compiled by torch.jit, and its parameters cannot be "
+                    "operands of a call; bridge the module that it was made of"
+                )
         if any(is_lazy(each) for each in tensors):
             raise ArgumentError(
                 f"bridge: parameters of this {self.name} have no shape yet; call the module once, "
@@ -259,6 +266,9 @@ class _Copy:
     def __init__(self, module: torch.nn.Module, tensors: Sequence[Any]) -> None:
         shared = {id(each): each for each in tensors}
         self.module = deepcopy(module, shared | _detached(module))
+        for part in self.module.modules():
+            if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag):
+                part.sparse = False  # of other frameworks all gradients are dense
         places = {id(each): place for place, each in enumerate(tensors)}
         self._tensors = tensors
         self._parts = tuple(self.module.modules())
@@ -482,8 +492,17 @@ class Derived(Derivable):
                 create_graph=is_nested,
                 allow_unused=True,
             )
+        if is_nested and any(each is not None and each.is_sparse for each in found):
+            raise ArgumentError(
+                f"{self.module.name}: torch has a sparse gradient here, which cannot be "
+                "differentiated again; call torch.nn.functional.embedding with sparse=False"
+            )
         return [
-            torch.zeros_like(primal) if each is None else each
+            torch.zeros_like(primal)
+            if each is None
+            else each.to_dense()
+            if each.is_sparse
+            else each
             for each, primal in zip(found, primals, strict=True)
         ]
 
