@@ -61,36 +61,60 @@ def root_module(kind: object) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
-_TABLE = "x.to_numpy(), or a table to convert_tree for a dict of its columns"
-# How the tensor inside is had, by the top-level module of the object's type.
-_ACCESSORS = {
-    "awkward": "ak.to_numpy(x)",
-    "dask": "x.compute()",
-    "h5py": "x[:]",
-    "pandas": _TABLE,
-    "polars": _TABLE,
-    "pyarrow": _TABLE,
-    "taichi": "x.to_numpy()",
-    "xarray": "x.data",
-    "zarr": "x[:]",
+_COLUMNS = "to convert_tree for a dict of its columns"
+_FRAME = f"x.to_numpy(), or a table {_COLUMNS}"
+# How the tensors inside are had, by the top-level module of the object's type: the first of these
+# whose attribute the type has. What has none of them, such as a query or a group, holds no tensor.
+_ACCESSORS: dict[str, tuple[tuple[str, str], ...]] = {
+    "awkward": (("to_numpy", "ak.to_numpy(x)"),),
+    "dask": (("compute", "x.compute()"),),
+    "h5py": (("keys", "x[name][:]"), ("shape", "x[:]")),
+    "jax": (("todense", "x.todense()"),),
+    "pandas": (("itertuples", _FRAME),),
+    "polars": (("collect", f"x.collect(), a table, {_COLUMNS}"), ("get_columns", _FRAME)),
+    "pyarrow": (
+        ("itercolumns", f"the table {_COLUMNS}"),
+        ("read_all", f"x.read_all(), a table, {_COLUMNS}"),
+        ("as_py", "x.as_py() to as_tensor"),
+    ),
+    "scipy": (("toarray", "x.toarray()"),),
+    "sparse": (("todense", "x.todense()"),),
+    "taichi": (("to_numpy", "x.to_numpy()"),),
+    "xarray": (("data_vars", "x[name].data"), ("data", "x.data")),
+    "zarr": (("array_keys", "x[name][:]"), ("shape", "x[:]")),
 }
 
 
 def advise(x: object) -> str:
     """Return the end of a text that `x` is not a tensor: how to get one out of it, or ""."""
-    if isinstance(x, (dict, list, tuple, set, frozenset)):
+    kind = type(x)
+    if isinstance(x, (dict, list, tuple)):
         numbers = "" if isinstance(x, dict) else ", as_tensor takes nested numbers"
         return f"; convert_tree converts the tensors inside{numbers}"
+    if isinstance(x, (set, frozenset)):
+        return "; a set has no order: put what is in it into a list"
+    if isinstance(x, range):
+        return "; as_tensor takes list(x)"
     if isinstance(x, (int, float, complex)):
         return "; as_tensor takes numbers"
-    accessor = _ACCESSORS.get(root_module(type(x)))
-    if accessor is not None:
-        return f"; pass {accessor}"
-    if isinstance(x, (GeneratorType, map, zip, filter, enumerate)) or _is_loader(type(x)):
+    for attribute, accessor in _ACCESSORS.get(root_module(kind), ()):
+        if hasattr(kind, attribute):
+            return f"; pass {accessor}"
+    if isinstance(x, (GeneratorType, map, zip, filter, enumerate)) or _is_loader(kind):
         return "; dlbridge.stream(x, to) converts what it yields, one after the other"
-    if callable(getattr(type(x), "state_dict", None)):
+    if callable(getattr(kind, "state_dict", None)):
         return "; convert_tree converts the tensors of x.state_dict()"
-    return "; pass numpy.asarray(x)" if hasattr(type(x), "__array__") else ""
+    if _has_variables(kind):
+        return "; convert_tree converts the tensors of x.variables"
+    if hasattr(kind, "keys") and hasattr(kind, "__getitem__"):
+        return "; convert_tree converts the tensors inside"
+    return "; pass numpy.asarray(x)" if hasattr(kind, "__array__") else ""
+
+
+def _has_variables(kind: type) -> bool:
+    """Return whether a class is a module or a model of TensorFlow or Keras."""
+    roots = {root_module(each) for each in kind.__mro__}
+    return hasattr(kind, "variables") and not roots.isdisjoint(("tensorflow", "keras"))
 
 
 def _is_loader(kind: type) -> bool:

@@ -13,10 +13,13 @@ from dlbridge.exchange.context import ExchangeContext, Policy
 _NUMBERS = "biufc"
 # What to do about a dtype that is no number, by the class of the dtype.
 _ADVICE = {
-    "CategoricalDtype": "pass x.cat.codes for the numbers of the categories",
+    "CategoricalDtype": "pass {} for the numbers of the categories",
     "DatetimeTZDtype": 'pass x.astype("int64") for the time since 1970 in its unit',
-    "SparseDtype": "pass x.sparse.to_dense()",
+    "SparseDtype": "pass {}",
+    "PeriodDtype": 'pass x.astype("int64") for the number of the period',
 }
+# Where a Series has these, by the class of the dtype; another array has them itself.
+_OF_SERIES = {"CategoricalDtype": ("cat", "codes"), "SparseDtype": ("sparse", "to_dense()")}
 _TIMES = 'pass x.astype("int64") for the time in its unit'
 
 
@@ -68,11 +71,15 @@ def _is_number(dtype: Any) -> bool:
 
 
 def _refuse_dtype(x: Any) -> NoReturn:
-    advice = _ADVICE.get(type(x.dtype).__name__)
+    kind = type(x.dtype).__name__
+    advice = _ADVICE.get(kind)
+    if kind in _OF_SERIES and advice is not None:
+        within, name = _OF_SERIES[kind]
+        advice = advice.format(f"x.{within}.{name}" if hasattr(x, within) else f"x.{name}")
     if advice is None:
         is_time = getattr(x.dtype, "kind", "O") in "mM"
         advice = _TIMES if is_time else "cast it to numbers, or leave it out"
-    reason = "sparse" if type(x.dtype).__name__ == "SparseDtype" else "dtype"
+    reason = "sparse" if kind == "SparseDtype" else "dtype"
     raise ExchangeError(
         reason, f"from_dlpack: the {protocol.describe(x)} holds {x.dtype}, no numbers; {advice}"
     )

@@ -209,11 +209,24 @@ def _plain_array(x: Any, pyarrow: Any) -> Any:
         return x.to_tensor()
     if pyarrow.types.is_integer(x.type) or pyarrow.types.is_floating(x.type):
         return x
-    if x.type == pyarrow.bool_():
-        advice = "bits; cast it to uint8"
-    else:
-        advice = "no plain numbers"
+    advice = next(
+        (advice for is_of, advice in _ADVICE if getattr(pyarrow.types, is_of)(x.type)), ""
+    )
+    if not advice and pyarrow.types.is_temporal(x.type):
+        advice = f'no plain numbers; pass x.cast("int{x.type.bit_width}")'
+    advice = advice or "no numbers; cast it, or leave it out"
     raise ExchangeError("dtype", f"from_dlpack: a pyarrow array of {x.type} holds {advice}")
+
+
+# What to do about a type that is no number, by the function of pyarrow.types that tells it.
+_ADVICE = (
+    ("is_boolean", 'bits; cast it to uint8, as x.cast("uint8") does'),
+    ("is_decimal", 'no plain numbers; pass x.cast("float64")'),
+    ("is_dictionary", "places in a dictionary; pass x.indices of the array, or of each chunk"),
+    ("is_list", "lists; pass pyarrow.compute.list_flatten(x) for what is in all of them"),
+    ("is_large_list", "lists; pass pyarrow.compute.list_flatten(x) for what is in all of them"),
+    ("is_struct", "several columns; pass pyarrow.Table.from_struct_array(x) to convert_tree"),
+)
 
 
 _LIMITS = native.Limits(

@@ -841,7 +841,7 @@ def test_nan_and_infinity_survive_narrowing() -> None:
 
 # ---- names and advice --------------------------------------------------------------------------
 
-TABLE = "x.to_numpy(), or a table to convert_tree for a dict of its columns"
+COLUMNS = "to convert_tree for a dict of its columns"
 
 
 @pytest.mark.parametrize(("name", "framework"), [("pytorch", "torch"), ("tf", "tensorflow")])
@@ -854,18 +854,23 @@ def test_targets_have_the_names_that_users_give_them(name: str, framework: str) 
 
 
 @pytest.mark.parametrize(
-    ("module", "accessor"),
+    ("module", "attribute", "accessor"),
     [
-        ("dask.array.core", "x.compute()"),
-        ("h5py._hl.dataset", "x[:]"),
-        ("pandas.core.frame", TABLE),
-        ("polars.dataframe.frame", TABLE),
-        ("xarray.core.dataarray", "x.data"),
-        ("zarr.core.array", "x[:]"),
+        ("dask.array.core", "compute", "x.compute()"),
+        ("h5py._hl.dataset", "shape", "x[:]"),
+        ("h5py._hl.group", "keys", "x[name][:]"),
+        ("pandas.core.frame", "itertuples", f"x.to_numpy(), or a table {COLUMNS}"),
+        ("polars.dataframe.frame", "get_columns", f"x.to_numpy(), or a table {COLUMNS}"),
+        ("polars.lazyframe.frame", "collect", f"x.collect(), a table, {COLUMNS}"),
+        ("xarray.core.dataarray", "data", "x.data"),
+        ("xarray.core.dataset", "data_vars", "x[name].data"),
+        ("zarr.core.array", "shape", "x[:]"),
     ],
 )
-def test_holders_of_a_tensor_are_refused_with_the_way_to_it(module: str, accessor: str) -> None:
-    x = type("Holder", (), {"__module__": module})()
+def test_holders_of_a_tensor_are_refused_with_the_way_to_it(
+    module: str, attribute: str, accessor: str
+) -> None:
+    x = type("Holder", (), {"__module__": module, attribute: None})()
     for call in (dlbridge.from_dlpack, dlbridge.as_tensor, dlbridge.to_numpy):
         with pytest.raises(UnsupportedTypeError) as caught:
             call(x)
@@ -877,12 +882,60 @@ def test_holders_of_a_tensor_are_refused_with_the_way_to_it(module: str, accesso
     )
 
 
+@pytest.mark.parametrize("module", ["polars.expr.expr", "pandas.core.groupby.generic"])
+def test_what_holds_no_tensor_gets_no_advice_to_take_one_out(module: str) -> None:
+    """A query, a group: no method of theirs gives an array."""
+    x = type("Query", (), {"__module__": module})()
+    with pytest.raises(UnsupportedTypeError, match=r"no buffer$"):
+        dlbridge.from_dlpack(x)
+
+
+def test_the_advice_works_for_what_users_have() -> None:
+    """Sparse matrices, files, sets and ranges."""
+    sparse = pytest.importorskip("scipy.sparse")
+    for x in (sparse.csr_matrix(np.eye(2)), sparse.coo_array(np.eye(2))):
+        with pytest.raises(UnsupportedTypeError, match=r"; pass x\.toarray\(\)$"):
+            dlbridge.from_dlpack(x)
+        assert dlbridge.from_dlpack(x.toarray()).tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(UnsupportedTypeError, match=r"; as_tensor takes list\(x\)$"):
+        dlbridge.as_tensor(range(3))
+    with pytest.raises(UnsupportedTypeError, match="; a set has no order: put what is in it into"):
+        dlbridge.from_dlpack({1, 2})
+
+
+def test_what_is_sparse_or_a_model_in_tensorflow_gets_advice_that_works() -> None:
+    tf = pytest.importorskip("tensorflow")
+    cases = {
+        r"pass tf\.sparse\.to_dense\(x\)": (tf.sparse.from_dense([1.0]), tf.sparse.to_dense),
+        r"pass x\.to_tensor\(\)": (tf.ragged.constant([[1.0]]), lambda x: x.to_tensor()),
+        r"pass tf\.convert_to_tensor\(x\)": (
+            tf.IndexedSlices(tf.ones(1), tf.constant([0]), tf.constant([1])),
+            tf.convert_to_tensor,
+        ),
+    }
+    for words, (x, way) in cases.items():
+        with pytest.raises(ExchangeError, match=words):
+            dlbridge.from_dlpack(x)
+        assert dlbridge.to_numpy(way(x)).ravel().tolist() == [1.0]
+
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable([2.0])
+
+    with pytest.raises(UnsupportedTypeError, match=r"converts the tensors of x\.variables$"):
+        dlbridge.from_dlpack(Model())
+    assert dlbridge.convert_tree(Model().variables, "numpy")[0].tolist() == [2.0]
+
+
 def test_a_dataset_of_h5py_is_such(tmp_path: Any) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.ones(3)
         with pytest.raises(UnsupportedTypeError, match=r"pass x\[:\]"):
             dlbridge.from_dlpack(file["x"])
+        with pytest.raises(UnsupportedTypeError, match=r"pass x\[name\]\[:\]"):
+            dlbridge.from_dlpack(file)
         assert dlbridge.from_dlpack(file["x"][:]).tolist() == [1, 1, 1]
 
 

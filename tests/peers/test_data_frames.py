@@ -90,6 +90,10 @@ def test_nan_is_a_number_and_an_index_a_tensor(pd: Any) -> None:
         (lambda pd: pd.Series(pd.to_datetime(["2020-01-01"], utc=True)), "dtype", "since 1970"),
         (lambda pd: pd.Series(pd.to_timedelta([1], unit="s")), "dtype", 'x.astype("int64")'),
         (lambda pd: pd.Series(pd.arrays.SparseArray([0, 1])), "sparse", "x.sparse.to_dense()"),
+        (lambda pd: pd.arrays.SparseArray([0, 1]), "sparse", "pass x.to_dense()"),
+        (lambda pd: pd.Categorical(["a"]), "dtype", "pass x.codes"),
+        (lambda pd: pd.CategoricalIndex(["a"]), "dtype", "pass x.codes"),
+        (lambda pd: pd.period_range("2020", "2021"), "dtype", 'x.astype("int64")'),
     ],
 )
 def test_columns_without_numbers_get_advice(pd: Any, make: Any, reason: str, advice: str) -> None:
@@ -202,6 +206,16 @@ def test_a_polars_frame_is_a_dict_of_its_columns(pl: Any) -> None:
     assert made["a"].data_ptr == frame["a"].to_numpy(allow_copy=False).ctypes.data
     with pytest.raises(UnsupportedTypeError, match="a table to convert_tree for a dict"):
         from_dlpack(frame)
+
+
+def test_a_query_of_polars_is_collected_first(pl: Any) -> None:
+    query = pl.LazyFrame({"a": [1, 2]}).filter(pl.col("a") > 1)
+    for call in (from_dlpack, lambda x: convert_tree(x, "numpy")):
+        with pytest.raises(UnsupportedTypeError, match=r"pass x\.collect\(\), a table, to convert"):
+            call(query)
+    assert convert_tree(query.collect(), "numpy")["a"].tolist() == [2]
+    with pytest.raises(UnsupportedTypeError, match=r"no buffer$"):
+        from_dlpack(pl.col("a"))
 
 
 def test_frames_go_through_a_stream(pl: Any) -> None:

@@ -11,13 +11,14 @@ import pytest
 from dlpack_peers import ModernProducer, describe
 
 import dlbridge
-from dlbridge import UnsupportedTypeError, from_dlpack, to_numpy, to_pyarrow
+from dlbridge import ExchangeError, UnsupportedTypeError, from_dlpack, to_numpy, to_pyarrow
 from dlbridge._core import native
 from dlbridge.frameworks import pyarrow as adapter
 from peers.checks import receipt_of, refused
 from peers.readers import filled, read
 
 pa = pytest.importorskip("pyarrow")
+pc = pytest.importorskip("pyarrow.compute")
 
 REFUSED = {
     "nulls": ("masked", lambda: pa.array([1, None, 3])),
@@ -44,10 +45,47 @@ def test_arrays_of_other_kinds_than_numbers_are_refused(name: str) -> None:
         refused(reason, call, make())
 
 
-def test_tables_and_scalars_are_no_tensors() -> None:
-    for x in (pa.table({"a": [1]}), pa.scalar(3)):
-        with pytest.raises(UnsupportedTypeError):
+ADVICE = {
+    "bool": ('x.cast("uint8")', lambda x: x.cast("uint8"), [1, 0]),
+    "date": ('x.cast("int32")', lambda x: x.cast("int32"), [1]),
+    "time": ('x.cast("int64")', lambda x: x.cast("int64"), [1]),
+    "duration": ('x.cast("int64")', lambda x: x.cast("int64"), [1]),
+    "decimal": ('x.cast("float64")', lambda x: x.cast("float64"), [1.0]),
+    "list": ("pyarrow.compute.list_flatten(x)", lambda x: pc.list_flatten(x), [1, 2, 3]),
+    "dictionary": ("x.indices", lambda x: x.indices, [0, 0]),
+    "struct": ("pyarrow.Table.from_struct_array(x)", lambda x: pa.Table.from_struct_array(x), [1]),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_the_advice_gives_the_numbers(name: str) -> None:
+    """Of an array and, but for a dictionary, of one in chunks."""
+    words, way, expected = ADVICE[name]
+    array = REFUSED[name][1]()
+    for x in (array, pa.chunked_array([array])):
+        with pytest.raises(ExchangeError) as caught:
             from_dlpack(x)
+        assert words in str(caught.value)
+        if name != "dictionary" or x is array:
+            made = dlbridge.convert_tree(way(x), "numpy")
+            assert (made["a"] if name == "struct" else made).tolist() == expected
+
+
+def test_tables_readers_and_scalars_are_no_tensors() -> None:
+    table = pa.table({"a": [1]})
+    cases = {
+        "pass the table to convert_tree for a dict of its columns": (table, table),
+        "pass x.read_all(), a table, to convert_tree": (table.to_reader(), table),
+        "pass x.as_py() to as_tensor": (pa.scalar(3), pa.scalar(3).as_py()),
+    }
+    for words, (x, inside) in cases.items():
+        with pytest.raises(UnsupportedTypeError) as caught:
+            from_dlpack(x)
+        assert words in str(caught.value)
+        if "table" in words:
+            assert dlbridge.convert_tree(inside, "numpy")["a"].tolist() == [1]
+        else:
+            assert dlbridge.as_tensor(inside).tolist() == 3
 
 
 def test_arrays_are_read_only_and_shared() -> None:
@@ -158,11 +196,6 @@ def test_a_table_whose_columns_have_one_name_is_refused() -> None:
     table = pa.Table.from_arrays([[1], [2]], names=["x", "x"])
     with pytest.raises(dlbridge.ArgumentError, match="two of its columns are called 'x'"):
         dlbridge.convert_tree(table, "numpy")
-
-
-def test_a_table_is_no_tensor() -> None:
-    with pytest.raises(dlbridge.UnsupportedTypeError, match="a table to convert_tree"):
-        from_dlpack(pa.table({"x": [1]}))
 
 
 def test_buffers() -> None:

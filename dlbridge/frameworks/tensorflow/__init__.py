@@ -190,7 +190,8 @@ class TensorFlow(Framework):
         elif is_keras_variable(type(x)):
             x = tensorflow.convert_to_tensor(x)
         if not isinstance(x, tensorflow.Tensor):
-            raise ExchangeError("sparse", f"from_dlpack: {protocol.describe(x)} is not dense")
+            way = _DENSE.get(type(x).__name__, "")
+            raise ExchangeError("sparse", f"from_dlpack: {protocol.describe(x)} is not dense{way}")
         kind: Any = type(x)
         if kind is not self.array_type():
             raise ExchangeError(
@@ -296,6 +297,14 @@ class TensorFlow(Framework):
     def make_device(self, kind: str, number: int) -> Any:
         self.import_module("Device.to")
         return f"/device:{kind}:{number}"
+
+
+# How each of these is made dense.
+_DENSE = {
+    "IndexedSlices": "; pass tf.convert_to_tensor(x)",
+    "RaggedTensor": "; pass x.to_tensor(), which fills the rows up, or x.flat_values",
+    "SparseTensor": "; pass tf.sparse.to_dense(x), or its indices and values",
+}
 
 
 def _take_values(x: Any, policy: Policy, context: ExchangeContext) -> native.TensorBase:
