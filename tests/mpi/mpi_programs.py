@@ -820,6 +820,46 @@ def trees_by_c() -> None:
     finish()
 
 
+def trees_copied_in_pieces() -> None:
+    """Tensors of medium size are sent from copies, of which there is room for some at a time."""
+    rank, size = mpi.rank(), mpi.size()
+    shapes = [(6_000_001,), (300_000,), (7, 3), (2**18,), (2**24 + 1,), (5_000, 1_001), (0,)]
+    shapes += [(2**20 + 1,)] * 12 + [(2**24,)]
+
+    def make(seed: int) -> list[Any]:
+        every = enumerate(shapes)
+        return [np.resize(np.arange(seed + k, seed + k + 251, dtype="u1"), x) for k, x in every]
+
+    def rows() -> list[Any]:
+        return [np.stack(each) for each in zip(*map(make, range(size)), strict=True)]
+
+    def check_all(got: Any, expected: Any) -> None:
+        for x, y in zip(got, expected, strict=True):
+            assert np.array_equal(x, y)
+
+    for root in {0, size - 1}:
+        gathered = rows() if rank == root else None
+        for _ in range(2):  # by Python and by C
+            check_all(mpi.bcast(make(rank), root), make(root))
+            got = mpi.gather(make(rank), root)
+            assert (got is None) == (gathered is None)
+            if gathered is not None:
+                check_all(got, gathered)
+        mine, out = make(rank), make(size)
+        mpi.bcast(mine, root, out=out)
+        check_all(out, make(root))
+        check_all(mine, make(rank))
+        check_all(mpi.bcast(mine, root, out=mine), make(root))
+    requests = [mpi.ibcast(make(rank), 0), mpi.igather(make(rank), 0), mpi.ibcast(make(rank), 1)]
+    for i in np.random.default_rng(rank).permutation(len(requests)):
+        requests[i].wait(60)
+    check_all(requests[0].wait(), make(0))
+    check_all(requests[2].wait(), make(1))
+    if rank == 0:
+        check_all(requests[1].wait(), rows())
+    finish()
+
+
 def copies_of_trees_by_c(make: Any) -> None:
     """C broadcasts and gathers trees, with the results that their tensors have one by one."""
     rank, size = mpi.rank(), mpi.size()

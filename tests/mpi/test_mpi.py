@@ -45,6 +45,7 @@ TOGETHER = (
     "trees",
     "trees_by_c",
     "trees_begun_by_c",
+    "trees_copied_in_pieces",
     "trees_that_do_not_agree",
     "quick_calls",
     "collectives_begun_by_c",

@@ -3,7 +3,12 @@
  * the rows that it gets.
  *
  * The messages have the tag of the ballot, which the call was given when it began, so
- * that any number of collectives may be under way, and go on in any order. */
+ * that any number of collectives may be under way, and go on in any order.
+ *
+ * Within a host, MPI copies large messages from the memory of the other process, page
+ * by page: from pages of 4 KiB that takes three times as long as from huge ones, in
+ * which arrays of less than some MiB seldom lie. So of several tensors, those of medium
+ * size are copied to huge pages in pieces, which the others receive meanwhile. */
 #include "python/python.h" /* first, as in quick.c */
 
 #include "layout/layout.h"
@@ -18,6 +23,11 @@ enum {
     FEW = 6,           /* messages for which memory is there */
     SHORT = 16 * 1024, /* bytes to a rank for which the GIL stays */
     ALIGNED = 64,      /* bytes: where parts of a bcast begin */
+    /* Tensors of these bytes are staged: copied before they are sent. */
+    STAGED_LEAST = 256 * 1024,
+    STAGED_MOST = 16 * 1024 * 1024,
+    PIECE = 1024 * 1024,      /* bytes of a message of such a tensor */
+    STAGE = 32 * 1024 * 1024, /* of all copies; other tensors wait */
 };
 
 typedef struct {
@@ -33,7 +43,9 @@ struct dlb_collective {
     dlb_copy_kind kind;
     int root;
     dlb_part one, *copied; /* with references to their buffers */
-    size_t copied_count;
+    size_t copied_count, posted_count;
+    char *stage; /* a block; NULL: nothing is staged */
+    size_t stage_size, staged;
     size_t part;     /* bytes from or to each rank, of all parts together */
     dlb_combine how; /* only for reduce_scatter, of one tensor, like `space` */
     char *space;     /* a block: the rows of the other ranks; NULL: none */
@@ -46,24 +58,52 @@ struct dlb_collective {
 
 /* ---- what goes where ---- */
 
-static size_t messages_of(size_t nbytes) {
-    return (nbytes + LARGEST - 1) / LARGEST;
+/* Whether a tensor is staged, if it is sent to ranks that do not send to this one. All
+ * ranks say the same of it. */
+static bool may_stage(const dlb_collective *self, const dlb_part *copied) {
+    return self->copied_count > 1 && self->over->is_near &&
+           copied->part >= STAGED_LEAST && copied->part <= STAGED_MOST;
 }
 
-static int post(dlb_collective *self, bool is_receive, int peer, const char *data,
-                size_t nbytes) {
+/* Bytes of a message of it, at most. */
+static size_t piece_size(const dlb_collective *self, const dlb_part *copied) {
+    return may_stage(self, copied) ? PIECE : LARGEST;
+}
+
+static size_t messages_of(const dlb_collective *self, const dlb_part *copied) {
+    size_t most = piece_size(self, copied);
+    return (copied->part + most - 1) / most;
+}
+
+/* A copy of what is sent next, or `data` itself. */
+static const char *stage(dlb_collective *self, const dlb_part *copied, const char *data,
+                         size_t nbytes) {
+    if (self->stage == NULL || !may_stage(self, copied))
+        return data;
+    char *made = self->stage + self->staged;
+    self->staged += nbytes;
+    Py_BEGIN_ALLOW_THREADS;
+    memcpy(made, data, nbytes);
+    Py_END_ALLOW_THREADS;
+    return made;
+}
+
+static int post(dlb_collective *self, const dlb_part *copied, bool is_receive, int peer,
+                const char *data, size_t nbytes) {
     const dlb_peers *over = self->over;
-    for (size_t at = 0; at < nbytes; at += LARGEST) {
+    size_t most = piece_size(self, copied);
+    for (size_t at = 0; at < nbytes; at += most) {
+        size_t left = nbytes - at, size = left < most ? left : most;
+        const char *sent = is_receive ? NULL : stage(self, copied, data + at, size);
         message *made = &self->messages[self->count++];
-        size_t left = nbytes - at;
-        made->nbytes = left < LARGEST ? (int)left : LARGEST;
+        made->nbytes = (int)size;
         made->is_receive = is_receive;
         made->peer = peer;
         int code =
             is_receive
                 ? over->mpi.irecv((char *)data + at, made->nbytes, over->byte, peer,
                                   self->tag, over->collective, &made->handle)
-                : over->mpi.isend(data + at, made->nbytes, over->byte, peer, self->tag,
+                : over->mpi.isend(sent, made->nbytes, over->byte, peer, self->tag,
                                   over->collective, &made->handle);
         if (code != 0)
             return dlb_mpi_failed(is_receive ? "MPI_Irecv" : "MPI_Isend", code, peer);
@@ -97,10 +137,10 @@ static int post_bcast(dlb_collective *self, const dlb_part *copied) {
         int peer = (rank + i) % size;
         if (rank == self->root) {
             piece sent = piece_of(self, copied, peer);
-            failed = post(self, false, peer, sent.start, sent.nbytes);
+            failed = post(self, copied, false, peer, sent.start, sent.nbytes);
         } else { /* the root has one's own part */
             piece comes = piece_of(self, copied, peer == self->root ? rank : peer);
-            failed = post(self, true, peer, comes.start, comes.nbytes);
+            failed = post(self, copied, true, peer, comes.start, comes.nbytes);
         }
     }
     self->forwards = rank != self->root && size > 2;
@@ -119,11 +159,12 @@ static int forward(dlb_collective *self) {
     int rank = self->over->rank, size = self->over->size, failed = 0;
     self->forwards = false;
     for (size_t at = 0; at < self->copied_count; at++) {
-        piece own = piece_of(self, &self->copied[at], rank);
+        const dlb_part *copied = &self->copied[at];
+        piece own = piece_of(self, copied, rank);
         for (int i = 1; failed == 0 && i < size; i++) {
             int peer = (rank + i) % size;
             if (peer != self->root)
-                failed = post(self, false, peer, own.start, own.nbytes);
+                failed = post(self, copied, false, peer, own.start, own.nbytes);
         }
     }
     return failed;
@@ -161,12 +202,12 @@ static int post_rows(dlb_collective *self, const dlb_part *copied) {
     for (int i = 1; failed == 0 && i < size; i++) {
         int peer = (rank - i + size) % size;
         if (place_of_receive(self, peer, part, &to))
-            failed = post(self, true, peer, into + to, part);
+            failed = post(self, copied, true, peer, into + to, part);
     }
     for (int i = 1; failed == 0 && i < size; i++) {
         int peer = (rank + i) % size;
         if (place_of_send(self, peer, part, &from))
-            failed = post(self, false, peer, copied->from + from, part);
+            failed = post(self, copied, false, peer, copied->from + from, part);
     }
     return failed;
 }
@@ -227,11 +268,29 @@ static size_t space_of(const dlb_collective *self) {
     return self->part * (size_t)self->over->size;
 }
 
+/* Whether this rank sends tensors to ranks that send it none: those are staged. */
+static bool may_send_staged(const dlb_collective *self) {
+    bool is_root = self->over->rank == self->root;
+    return (self->kind == DLB_BCAST && is_root) ||
+           (self->kind == DLB_GATHER && !is_root);
+}
+
+/* A block for copies; without it, tensors are sent from where they are. */
+static void make_stage(dlb_collective *self) {
+    size_t size = 0;
+    for (size_t i = 0; may_send_staged(self) && i < self->copied_count; i++)
+        if (may_stage(self, &self->copied[i]))
+            size += self->copied[i].part;
+    self->stage_size = size < STAGE ? size : STAGE;
+    if (size > 0)
+        self->stage = dlb_block_get(self->stage_size, false);
+}
+
 /* Memory for all messages, before any is posted: other ranks rely on each of them. */
 static int reserve(dlb_collective *self) {
     size_t others = (size_t)self->over->size - 1, room = 0;
     for (size_t i = 0; i < self->copied_count; i++)
-        room += 2 * others * messages_of(self->copied[i].part);
+        room += 2 * others * messages_of(self, &self->copied[i]);
     bool has_space = self->kind == DLB_REDUCE_SCATTER;
     self->messages = self->few;
     if (has_space)
@@ -275,16 +334,31 @@ dlb_collective *dlb_collective_new(dlb_peers *over, dlb_copy_kind kind, int root
     }
     if (reserve(self) < 0)
         Py_CLEAR(self);
+    else
+        make_stage(self);
     return self;
+}
+
+/* Post messages of as many tensors as there is room to stage. */
+static int post_some(dlb_collective *self) {
+    int failed = 0;
+    self->staged = 0;
+    while (failed == 0 && self->posted_count < self->copied_count) {
+        const dlb_part *copied = &self->copied[self->posted_count];
+        if (self->stage != NULL && may_stage(self, copied) &&
+            self->staged + copied->part > self->stage_size)
+            break;
+        self->posted_count++;
+        failed = self->kind == DLB_BCAST ? post_bcast(self, copied)
+                                         : post_rows(self, copied);
+    }
+    return failed;
 }
 
 int dlb_collective_post(dlb_collective *self, const dlb_ballot *ballot) {
     self->tag = dlb_ballot_tag(ballot);
     self->is_under_way = self->is_busy = true;
-    int failed = 0;
-    for (size_t i = 0; failed == 0 && i < self->copied_count; i++)
-        failed = self->kind == DLB_BCAST ? post_bcast(self, &self->copied[i])
-                                         : post_rows(self, &self->copied[i]);
+    int failed = post_some(self);
     if (failed == 0) {
         Py_BEGIN_ALLOW_THREADS;
         copy_own(self);
@@ -353,6 +427,8 @@ int dlb_collective_advance(dlb_collective *self) {
         return 0;
     self->is_busy = true;
     int done = test_all(self);
+    if (done > 0 && self->posted_count < self->copied_count)
+        done = post_some(self) < 0 ? -1 : 0;
     if (done >= 0 && may_forward(self))
         done = forward(self) < 0 ? -1 : test_all(self);
     if (done > 0 && self->space != NULL) {
@@ -382,7 +458,7 @@ static PyObject *get_result(PyObject *object, void *Py_UNUSED(closure)) {
  * and listed here, so that leak detectors find it. */
 typedef struct kept {
     dlb_part one, *copied;
-    char *space;
+    char *space, *stage;
     struct kept *before;
 } kept;
 static _Atomic(kept *) all_kept;
@@ -391,7 +467,8 @@ static void keep_memory(const dlb_collective *self) {
     kept *made = PyMem_RawMalloc(sizeof *made);
     if (made == NULL)
         return; /* it is not freed all the same */
-    *made = (kept){self->one, self->copied, self->space, atomic_load(&all_kept)};
+    *made = (kept){self->one, self->copied, self->space, self->stage,
+                   atomic_load(&all_kept)};
     while (!atomic_compare_exchange_weak(&all_kept, &made->before, made))
         ;
 }
@@ -414,6 +491,8 @@ static void dealloc(PyObject *object) {
             PyMem_RawFree(self->copied);
         if (self->space != NULL)
             dlb_block_put(self->space, space_of(self));
+        if (self->stage != NULL)
+            dlb_block_put(self->stage, self->stage_size);
     }
     if (self->messages != self->few)
         PyMem_RawFree(self->messages);

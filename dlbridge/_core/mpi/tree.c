@@ -1,9 +1,9 @@
 /* A tree of tensors that is reduced, broadcast or gathered in one call.
  *
- * Large tensors are sent from where they are and received where their results lie.
- * Small ones are packed first, by dtype if they are reduced, and their results share
- * memory. The layout depends only on shapes and dtypes, so it is the same on all
- * ranks. */
+ * Large tensors are sent from where they are, or from copies that collective.c makes,
+ * and received where their results lie. Small ones are packed first, by dtype if they
+ * are reduced, and their results share memory. The layout depends only on shapes and
+ * dtypes, so it is the same on all ranks. */
 #include "python/python.h" /* first, as in quick.c */
 
 #include "layout/layout.h"
