@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from mmap import mmap
 from operator import index
@@ -106,7 +106,7 @@ def advise(x: object) -> str:
         return "; convert_tree converts the tensors of x.state_dict()"
     if _has_variables(kind):
         return "; convert_tree converts the tensors of x.variables"
-    if hasattr(kind, "keys") and hasattr(kind, "__getitem__"):
+    if any(each is Mapping for each in kind.__mro__):
         return "; convert_tree converts the tensors inside"
     return "; pass numpy.asarray(x)" if hasattr(kind, "__array__") else ""
 

@@ -36,12 +36,14 @@ def bridge(
     `jax.vmap` and `jax.lax.scan`; the other framework computes it and differentiates it. Shapes and
     dtypes are found once for each signature, on fake tensors of torch or by TensorFlow's tracing.
     `params` is `{"params": {name: array}, "buffers": {name: array}}` and shares the memory of the
-    tensors; a shared parameter appears once. Differentiate with respect to `params["params"]`.
+    tensors; a shared parameter appears once. Differentiate with respect to `params["params"]`:
+    buffers are constants, whose gradients are zero.
 
     The function captures a torch.nn.Module as it is now, with its mode and its hooks. It computes
     in the torch.autocast in which it is called, or is traced by JAX. It is pure: new values of
     buffers are returned, and torch draws random numbers from a seed that comes from `rng=`, a JAX
-    key: `jax.random.bits(key, dtype="uint32")`.
+    key: `jax.random.bits(key, dtype="uint32")`. A torch.nn.Module that writes into any other tensor
+    that outlives the call, such as a plain attribute, is refused.
 
     Results are copied into JAX's memory. Arguments are shared; if there are more than 511 tensors,
     the smallest are packed into one copy per dtype. 64-bit integers are 32 bits wide

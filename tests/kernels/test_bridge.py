@@ -214,6 +214,88 @@ def test_a_call_that_changes_a_buffer_needs_mutable():
         function(params, X)
 
 
+def test_buffers_have_zero_gradients():
+    module = perceptron(nn.BatchNorm1d(8)).eval()
+    function, params = dlbridge.bridge(module, to="jax")
+    floating = {
+        name: array
+        for name, array in params["buffers"].items()
+        if jnp.issubdtype(array.dtype, jnp.floating)
+    }
+
+    def loss(buffers):
+        return function({**params, "buffers": {**params["buffers"], **buffers}}, X).sum()
+
+    gradients = jax.grad(loss)(floating)
+    assert {name: array.shape for name, array in gradients.items()} == {
+        "1.running_mean": (8,),
+        "1.running_var": (8,),
+    }
+    assert not any(map(np.any, gradients.values()))
+    shifted = {**floating, "1.running_mean": floating["1.running_mean"] + 1}
+    assert loss(shifted) != loss(floating)
+
+
+GLOBAL = torch.zeros(6)
+WRITES = {
+    "attribute": ("its attribute 'plain', float32[6]", lambda own, x: own.plain.add_(1)),
+    "view": ("its attribute 'plain', float32[6]", lambda own, x: own.plain[:2].fill_(1)),
+    "element": ("its attribute 'plain'", lambda own, x: own.plain.__setitem__(0, x.sum())),
+    "detached": ("its attribute 'plain'", lambda own, x: own.plain.detach().add_(1)),
+    "out": ("its attribute 'plain'", lambda own, x: torch.add(x[0], 1, out=own.plain)),
+    "list": ("its attribute 'listed'", lambda own, x: own.listed[1].copy_(x[0])),
+    "part": ("its attribute 'part.seen'", lambda own, x: own.part.seen.copy_(x[0])),
+    "global": ("a tensor that it refers to", lambda own, x: GLOBAL.add_(x[0])),
+}
+KEEPS = {
+    "replaced": lambda own, x: setattr(own, "plain", own.plain + 1),
+    "of its own": lambda own, x: torch.empty(6).copy_(own.plain).add_(1),
+    "of NumPy": lambda own, x: torch.from_numpy(np.zeros(6, "f4"))[:2].add_(1),
+    "a constant": lambda own, x: torch.tensor([1.0, 2.0])[:1].add_(1),
+    "read": lambda own, x: (own.plain.view(6) + own.listed[0].reshape(2, 3).ravel()).add_(1),
+}
+
+
+class Writer(nn.Module):
+    """Does something to a tensor beside its parameters and buffers."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.part = nn.Linear(6, 6)
+        self.part.seen = torch.zeros(6)
+        self.plain, self.listed = torch.zeros(6), [torch.zeros(6), torch.zeros(6)]
+        self.act = act
+
+    def forward(self, x):
+        self.act(self, x)
+        return self.part(x) + self.plain + self.part.seen
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_module_that_writes_what_is_no_buffer_is_refused(write):
+    """Before it is called: nothing was written. A buffer is what it needs."""
+    named, act = WRITES[write]
+    module = Writer(act)
+    function, params = dlbridge.bridge(module, to="jax")
+    for call in (function, jax.jit(function), jax.grad(lambda *args: function(*args).sum(), 1)):
+        with pytest.raises(ArgumentError, match="which is neither a parameter nor a") as caught:
+            call(params, X)
+        assert f"Writer: the call writes into {named}" in str(caught.value)
+    assert not any(map(torch.any, (GLOBAL, module.plain, module.part.seen, *module.listed)))
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_a_module_may_write_what_ends_with_the_call(keep):
+    module = Writer(KEEPS[keep])
+    function, params = dlbridge.bridge(module, to="jax")
+    expected = Writer(lambda own, x: None)
+    expected.load_state_dict(module.state_dict())
+    expected.plain += keep == "replaced"
+    for call in (function, function, jax.jit(function)):
+        close(call(params, X), expected(torch.from_numpy(X)))
+    assert not module.plain.any()
+
+
 def test_dropout_follows_the_key_in_values_and_gradients():
     module = perceptron(nn.Dropout(0.5)).train()
     function, params = dlbridge.bridge(module, to="jax")

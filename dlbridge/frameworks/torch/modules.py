@@ -12,11 +12,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import ReferenceType
 
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
 )
 from torch.nn.parameter import is_lazy
@@ -121,8 +123,9 @@ class Module:
             rebuild: makes the arguments of the module of these tensors.
 
         Raises:
-            ArgumentError: what the module does depends on values, a buffer is replaced by one of
-                another shape, or torch cannot import what it needs for fake tensors.
+            ArgumentError: what the module does depends on values, it writes a tensor that outlives
+                the call and is no buffer, a buffer is replaced by one of another shape, or torch
+                cannot import what it needs for fake tensors.
         """
         require_importable("triton", f"bridge: {self.name}: torch, for fake tensors,")
         copy = _Copy(self._original.module, self._tensors)  # it may keep fake tensors
@@ -143,6 +146,7 @@ class Module:
                 ) from error
             leaves = leaves_of(outcome)
         self._check_replaced(operands, replaced)
+        self._check_kept(copy.module, watch.kept(leaves))
         written = [
             place
             for place, each in enumerate(operands)
@@ -161,6 +165,28 @@ class Module:
                     f"{self.name}: the call must leave a tensor of shape {shape} in the buffer "
                     f"{name!r}, and leaves {got}"
                 )
+
+    def _check_kept(self, module: torch.nn.Module, kept: Sequence[Any]) -> None:
+        """Refuse a module that writes what neither this call nor its arguments brought."""
+        if not kept:
+            return
+        storage = kept[0].untyped_storage()._cdata
+        names = [
+            f"{path}.{name}" if path else name
+            for path, part in module.named_modules()
+            for name, value in vars(part).items()
+            for _, each in trees.tensors_of([value], keeps_unknown=True)
+            if name not in ("_parameters", "_buffers", "_modules")
+            and isinstance(each, torch.Tensor)
+            and each.untyped_storage()._cdata == storage
+        ]
+        what = f"its attribute {names[0]!r}" if names else "a tensor that it refers to"
+        raise ArgumentError(
+            f"{self.name}: the call writes into {what}, {as_dtype(kept[0].dtype).name}"
+            f"{list(kept[0].shape)}, which is neither a parameter nor a buffer, so that each call "
+            "would depend on those before it; make it a buffer by register_buffer, and pass "
+            "mutable=True to bridge"
+        )
 
     def function(self, rebuild: Rebuild, traced: Traced, taken: Any, made: Any) -> Derived:
         """Return the function of one signature, which takes packed tensors, then the seed.
@@ -518,6 +544,18 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.written: set[int] = set()
         self.is_random = False
+        self._real: list[
+            ReferenceType[Any]
+        ] = []  # what was written of the tensors that are not fake
+        self._views: dict[int, tuple[Any, ReferenceType[Any]]] = {}  # storage -> it, and of what
+
+    def kept(self, results: Sequence[Any]) -> list[Any]:
+        """Return those real tensors that were written, which outlive the call, but for results.
+
+        A call on fake tensors makes such by torch.from_numpy alone, and those end with it.
+        """
+        found = [reference() for reference in self._real]
+        return [x for x in found if x is not None and all(x is not each for each in results)]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         parts = func._schema.arguments
@@ -532,5 +570,25 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             value = values.get(name)
             for each in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(each, torch.Tensor):
-                    self.written.add(each.untyped_storage()._cdata)
-        return func(*args, **(kwargs or {}))
+                    self._write(each)
+        made = func(*args, **(kwargs or {}))
+        # The storage of a view of a real tensor is fake; it is kept, and so is its address.
+        viewed = [values.get(p.name) for p in parts if p.alias_info is not None]
+        for real in filter(_is_real, viewed):
+            for each in made if isinstance(made, list | tuple) else [made]:
+                if isinstance(each, FakeTensor):
+                    storage = each.untyped_storage()
+                    self._views[storage._cdata] = storage, ReferenceType(real)
+        return made
+
+    def _write(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()._cdata
+        self.written.add(storage)
+        if _is_real(tensor):
+            self._real.append(ReferenceType(tensor))
+        elif storage in self._views:
+            self._real.append(self._views[storage][1])
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
