@@ -41,6 +41,9 @@ dims = st.one_of(
 )
 
 
+TYPED = ((), (), ("to: dtype",), ("to: dtype? = f32",), ("to: dtype in int|f32? = f32",))
+
+
 @st.composite
 def tensor_types(draw: Any, dtypes: tuple[str, ...] = DTYPES) -> str:
     """Return `dtype[dims]`."""
@@ -81,7 +84,7 @@ def extents(draw: Any) -> list[str]:
 @st.composite
 def schema_texts(draw: Any) -> str:
     """Return a text that is a schema, apart from rules between its parts."""
-    typed = draw(st.sampled_from(((), (), ("to: dtype",), ("to: dtype? = f32",))))
+    typed = draw(st.sampled_from(TYPED))
     dtypes = (*DTYPES, "to", "to", "to") if typed else DTYPES  # the dtype that an argument says
     tensors = draw(st.lists(tensor_types(dtypes), min_size=1, max_size=4))
     items = []

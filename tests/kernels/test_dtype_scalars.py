@@ -96,6 +96,8 @@ def described(*shape: Any, dtype: DType = F32) -> Described:
         "a::f(x: f32[n], *, dtype: dtype = bf16) -> dtype[n]",
         "a::f(x: to[n], *, to: dtype? = None) -> f32[n]",
         "a::f(x: f32[n], to: dtype? = f8e4m3fn, more: dtype = f32x4)",
+        "a::f(x: f32[n], *, to: dtype in f16|bf16) -> to[n]",
+        "a::f(x: to[n], to: dtype in float? = None, more: dtype in i8|f32x4 = i8)",
     ],
 )
 def test_a_schema_is_read_back_from_its_text(text: str) -> None:
@@ -115,6 +117,13 @@ def test_a_schema_is_read_back_from_its_text(text: str) -> None:
         ("a::f(x: to=f32[n], *, to: dtype)", "'to' is defined already"),
         ("a::f(x: f32|to[n], *, to: dtype)", "the variable 'to' cannot be part of a union"),
         ("a::f(x: f32[n], *, f32: dtype)", "'f32' is a dtype, not a name for one"),
+        ("a::f(x: f32[n], *, to: dtype in)", "expected a dtype after 'in', got '\\)'"),
+        ("a::f(x: f32[n], *, to: dtype in f31)", "unknown dtype 'f31'"),
+        ("a::f(x: A=f32|f64[n], *, to: dtype in A)", "the variable 'A' cannot be part of a union"),
+        ("a::f(x: f32[n], *, to: dtype in f32|)", "expected a dtype after '\\|'"),
+        ("a::f(x: f32[n], *, to: dtype in float = i8)", "the default must be one of float"),
+        ("a::f(x: f32[n], *, to: int in i8)", "expected ',' or '\\)', got 'in'"),
+        ("a::f(x: to=f32[n], *, to: dtype in f32)", "'to' is defined already"),
         ("a::f(*, to: dtype?) -> to[3]", "dtype 'to' of 'out' is not determined by any argument"),
     ],
 )
@@ -129,6 +138,29 @@ def test_an_argument_binds_the_dtype_of_tensors() -> None:
     assert schema.results_of(schema.bind([described(3)], [F32, F64])) == [((3,), F64)]
     with pytest.raises(UnsupportedTypeError, match=r"'x': expected to=f64\[n\], got f32\[3\]"):
         schema.bind([described(3)], [F64, F64])
+
+
+def test_a_dtype_may_be_one_of_a_set() -> None:
+    schema = Schema.parse("a::f(x: to[n], *, to: dtype in f32|f64? = None, of: dtype in int = i32)")
+    assert schema.bind([described(3)], [None, I32]).dtypes["to"] is F32
+    with pytest.raises(UnsupportedTypeError, match=r"'x': expected to\[n\], got i32\[3\]"):
+        schema.bind([described(3, dtype=I32)], [None, I32])
+    with pytest.raises(UnsupportedTypeError, match=r"'to': expected dtype in f32\|f64\?, got i32$"):
+        schema.bind([described(3)], [I32, I32])
+    with pytest.raises(UnsupportedTypeError, match=r"'of': expected dtype in int, got f32$"):
+        schema.bind([described(3)], [F32, F32])
+    assert "of: dtype; of any framework, or its name; one of int;" in schema.help("", "contiguous")
+    assert "one of float32 or float64" in schema.help("", "contiguous")
+    many = ", ".join(f"a{i}: dtype in i{8 << i % 4}" for i in range(16))
+    with pytest.raises(ArgumentError, match="at most 16 different dtypes and sets, got 17"):
+        Schema.parse(f"a::f(x: f32[n], {many})")
+
+
+def test_integers_alone_have_no_gradient() -> None:
+    with pytest.raises(ArgumentError, match="it has no floating result"):
+        Schema.parse("a::f(x: f32[n], *, to: dtype in int) -> to[n]").vjp()
+    text = str(Schema.parse("a::f(x: f32[n], *, to: dtype in float) -> to[n]").vjp())
+    assert text == "a::f_vjp(x: f32[n], grad: to[n], *, to: dtype in float) -> (grad_x: f32[n])"
 
 
 def test_a_vjp_is_given_the_dtype() -> None:
@@ -214,6 +246,88 @@ def test_an_interrupt_reaches_the_caller(cast: Any) -> None:
 def test_the_kernel_itself_refuses_a_dtype_that_it_does_not_know(cast: Any) -> None:
     with pytest.raises(KernelError, match="no cast to code 4, 16 bits, 1 lanes"):
         cast(np.zeros(2, "f4"), to=dlbridge.DType("bfloat16"))
+
+
+WITHIN = "typed::within(x: f32|f64|i32[n], *, to: dtype in f32|i32 = i32) -> to[n]"
+REFUSED = r"argument \\?'to\\?': expected dtype in f32\|i32, got f64"
+
+
+@pytest.fixture(scope="module")
+def within(compiled: Any) -> dlbridge.Kernel:
+    return dlbridge.compile_c(
+        SOURCE,
+        "cast",
+        WITHIN,
+        vjp=lambda x, grad: dlbridge.convert(grad, "dlbridge", dtype=x.dtype),
+    )
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_a_dtype_that_is_not_in_the_set_is_refused(within: Any, name: str, framework: Any) -> None:
+    """By C, in calls with dtypes that were seen before, and before the kernel runs."""
+    framework(name)
+    x = dlbridge.convert(np.ones(2, "f4"), name, copy=True)
+    for _ in range(3):
+        assert DType(within(x, to="f32").dtype) is F32
+        assert DType(within(x).dtype) is I32
+        with pytest.raises(UnsupportedTypeError, match=f"typed::within: {REFUSED}"):
+            within(x, to="f64")
+    with dlbridge.debug_kernels(), pytest.raises(UnsupportedTypeError, match=REFUSED):
+        within(x, to="f64")
+
+
+def test_a_set_holds_in_programs_as_well(within: Any, framework: Any) -> None:
+    torch = framework("torch")
+    x = torch.ones(2)
+    for call in (
+        lambda: torch.ops.typed.within(x, to=torch.float64),
+        lambda: torch.ops.typed.within.out(x, to=torch.float64, out=x.double()),
+        lambda: torch.compile(lambda x: within(x, to="f64"), fullgraph=True, backend="eager")(x),
+        lambda: torch.vmap(lambda x: within(x, to=torch.float64))(x[None]),
+        lambda: within(x.to("meta"), to=torch.float64),
+        lambda: within(x.clone().requires_grad_(), to=torch.float64),
+    ):
+        with pytest.raises(Exception, match=REFUSED):
+            call()
+    torch.compiler.reset()
+    made = torch.compile(lambda x: within(x, to=torch.float32), fullgraph=True, backend="eager")
+    assert torch.equal(made(x), x)
+    jax = framework("jax")
+    tf = framework("tensorflow")
+    for program, each in ((jax.jit, jax.numpy.ones(2)), (tf.function, tf.ones(2))):
+        with pytest.raises(UnsupportedTypeError, match=REFUSED):
+            program(lambda x: within(x, to="f64"))(each)
+        found = program(lambda x: within(x, to="f32"))(each)
+        assert np.asarray(found).tolist() == [1, 1]
+
+
+def test_other_kinds_of_kernels_have_sets_too(compiled: Any) -> None:
+    """C signatures, kernels with lists, with numbers as results, and that say sizes."""
+    signature = "void(float *out, int64_t n, DLDataType to)"
+    raw = dlbridge.compile_c(
+        SOURCE, "raw", "typed::raw_within(*, n: int, to: dtype in f32|i32) -> f32[n]", abi=signature
+    )
+    x = np.ones(3, "f4")
+    schema = "typed::{}({}, *, to: dtype in f32|i32) -> {}"
+
+    def wrap(name: str, arguments: str, results: str, function: Any) -> Any:
+        return dlbridge.wrap(function, schema.format(name, arguments, results), abi="python:numpy")
+
+    each = wrap("each", "xs: f32[n][k]", "to[n][k]", lambda xs, to: [x.astype(to) for x in xs])
+    count = wrap("count", "x: f32[n]", "int", lambda x, to: len(x))
+    some = wrap("some", "x: f32[n]", "to[k<=n]", lambda x, to: x[:2].astype(to))
+    assert raw.numpy(n=1, to="f32").tolist() == [2032]
+    assert each([x], to="i32")[0].dtype == "i4"
+    assert count(x, to="f32") == 3
+    assert some(x, to="i32").dtype == "i4"
+    for call in (
+        lambda: raw.numpy(n=1, to="f64"),
+        lambda: each([x], to="f64"),
+        lambda: count(x, to="f64"),
+        lambda: some(x, to="f64"),
+    ):
+        with pytest.raises(UnsupportedTypeError, match=REFUSED):
+            call()
 
 
 def test_a_buffer_for_the_result_has_the_dtype(cast: Any) -> None:

@@ -67,10 +67,9 @@ static value_state evaluate(const dlb_signature *signature, const dlb_dim *dim,
 
 /* ---- tensors against parameters ---- */
 
-static inline bool match_dtype(const dlb_signature *signature, int32_t index,
-                               uint32_t key, dlb_bindings *bindings) {
-    if (dlb_set_has(&bindings->has_dtype, index))
-        return bindings->dtypes[index] == key;
+/* False: the dtype is none of the variable's. */
+static inline bool bind_dtype(const dlb_signature *signature, int32_t index,
+                              uint32_t key, dlb_bindings *bindings) {
     const dlb_dtype_set *set = &signature->dtypes[index];
     int32_t i = 0;
     while (i < set->key_count && set->keys[i] != key)
@@ -80,6 +79,13 @@ static inline bool match_dtype(const dlb_signature *signature, int32_t index,
     dlb_set_add(&bindings->has_dtype, index);
     bindings->dtypes[index] = key;
     return true;
+}
+
+static inline bool match_dtype(const dlb_signature *signature, int32_t index,
+                               uint32_t key, dlb_bindings *bindings) {
+    if (dlb_set_has(&bindings->has_dtype, index))
+        return bindings->dtypes[index] == key;
+    return bind_dtype(signature, index, key, bindings);
 }
 
 static inline bool match_name(int64_t index, int64_t extent, dlb_bindings *bindings) {
@@ -169,15 +175,14 @@ static bool bind_pack_list(const dlb_list *list, int32_t pack, dlb_bindings *bin
     return true;
 }
 
-/* False: one is negative. */
+/* False: one is negative, or a dtype that may not be. */
 static bool bind_sizes(const dlb_signature *signature, const dlb_scalar *scalars,
                        dlb_bindings *bindings) {
     for (int32_t i = 0; i < signature->scalar_count; i++) {
         int32_t name = signature->scalars[i].name, dtype = signature->scalars[i].dtype;
-        if (dtype >= 0 && scalars[i].kind != DLB_NONE) {
-            dlb_set_add(&bindings->has_dtype, dtype);
-            bindings->dtypes[dtype] = (uint32_t)scalars[i].value.i;
-        }
+        if (dtype >= 0 && scalars[i].kind != DLB_NONE &&
+            !bind_dtype(signature, dtype, (uint32_t)scalars[i].value.i, bindings))
+            return false;
         int32_t pack = signature->scalars[i].pack;
         if (pack >= 0 && !bind_pack_list(scalars[i].value.list, pack, bindings))
             return false;

@@ -55,6 +55,7 @@ from dlbridge.kernels.schema.parts import (
     is_transferable,
     same_extent,
     same_shape,
+    short_name,
 )
 from dlbridge.shape import MAX_RANK
 from dlbridge.signals import not_from_handler
@@ -371,6 +372,11 @@ def _bind_scalars(schema: Schema, scalars: Scalars) -> Bindings:
     for place, name in schema.typed:
         value = None if scalars is None else scalars[place]
         if value is not None:
+            part = schema.by_name[name]
+            if part.among is not None and not part.among.accepts(value):
+                raise UnsupportedTypeError(
+                    refusal(schema.qualified, name, part.type_text, short_name(value))
+                )
             bindings.dtypes[name] = value
     for place, name in schema.spread:
         value = None if scalars is None else scalars[place]

@@ -77,7 +77,8 @@ class Schema:
         names, packs, dtypes: named dimensions, packs, dtype variables, by first appearance.
         sizes: (place among the scalars, name) of those that are dimensions.
         text: the schema in the canonical notation, also `str(schema)`.
-        typed: place among the scalars and name of those that say the dtype of a tensor.
+        typed: place among the scalars and name of those that say the dtype of a tensor, or are one
+            of a set.
         spread: place among the scalars and name of the lists that are packs.
         positional, by_name, computed: names by position; name -> Parameter; places of the tensors
             that have expressions for dimensions.
@@ -529,6 +530,9 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
     parts = join_parts(tensors, results)
     found = collect_names(parts)
     variables = {part.dtype.variable: part.dtype for part in parts if part.dtype}
+    for part in parameters:
+        if part.among is not None:
+            variables.setdefault(part.name, DTypeSet("", part.among.dtypes, part.name))
     scalars = [part.name for part in parameters if not part.is_tensor]
     computed = [
         place
@@ -556,7 +560,7 @@ def derive_fields(parameters: tuple[Parameter, ...], results: tuple[Result, ...]
             [(place, name) for place, name in enumerate(scalars) if name in found.packs]
         ),
         "packs": found.packs,
-        "dtypes": tuple([variables[variable] for variable in found.dtypes]),
+        "dtypes": tuple(variables.values()),
         "positional": tuple([part.name for part in parameters if not part.keyword_only]),
         "by_name": {part.name: part for part in parameters},
         "conditions": tuple(result.condition for result in results),
@@ -899,10 +903,13 @@ def _check_limits(
     found = collect_names(join_parts(parameters, results))
     for name in set(found.names) & set(found.packs):
         yield Flaw(f"{name!r} is a dimension and a pack", None)
+    limited = tuple(
+        [part.name for part in parameters if part.among and part.name not in found.dtypes]
+    )
     counts = (
         (len(found.names), MAX_CALL_NAMES if elements else MAX_NAMES, "named dimensions"),
         (len(found.packs), MAX_CALL_NAMES if elements else MAX_PACKS, "packs"),
-        (len(found.dtypes), MAX_DTYPES, "different dtypes and sets"),
+        (len(found.dtypes + limited), MAX_DTYPES, "different dtypes and sets"),
     )
     yield from _exceeded(counts)
 
@@ -1371,6 +1378,8 @@ def _argument(schema: Schema, parameter: Parameter, layout: str) -> str:
         words.append("dimensions, at least 0")
     elif parameter.kind == "dtype":
         words.append("of any framework, or its name")
+        if parameter.among is not None:
+            words.append(f"one of {_members(parameter.among)}")
     if parameter.default is not MISSING:
         words.append(f"{write_literal(parameter.default)} if left out")
     return f"{parameter.name}: {'; '.join(words)}."
@@ -1428,8 +1437,12 @@ def _dtype(dtype: DTypeSet) -> str:
         return f"tensor of the dtype {dtype.name!r},"
     if dtype.text == "any":
         return "tensor of any dtype,"
-    members = [dtype.text] if dtype.text in SETS else [member.name for member in dtype.dtypes]
-    return f"{' or '.join(members)} tensor"
+    return f"{_members(dtype)} tensor"
+
+
+def _members(dtype: DTypeSet) -> str:
+    names = [dtype.text] if dtype.text in SETS else [member.name for member in dtype.dtypes]
+    return " or ".join(names)
 
 
 def _same_dtype(schema: Schema, part: Part) -> list[str]:

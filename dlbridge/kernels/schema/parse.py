@@ -2,7 +2,8 @@
 
     schema    = NAME "::" NAME "(" [item {"," item} [","]] ")" ["->" results]
     item      = "*" | NAME ["!"] ":" type ["=" default]
-    type      = (tensor | "int" | "float" | "bool" | "str" | "dtype" | list) ["?"]
+    type      = (tensor | "int" | "float" | "bool" | "str" | "dtype" [among] | list) ["?"]
+    among     = "in" dtype {"|" dtype}
     list      = ("int" | "float") "[" [INTEGER] "]"
     tensor    = "like" NAME | [NAME "="] dtype {"|" dtype} "[" [dim {"," dim}] "]" [many]
     many      = "[" [NAME | INTEGER] "]"
@@ -32,6 +33,7 @@ from ast import literal_eval
 from math import isinf
 from typing import Any, NamedTuple, NoReturn
 
+from dlbridge.dtype import DType
 from dlbridge.errors import ArgumentError, UnsupportedTypeError
 from dlbridge.kernels.schema.parts import (
     EACH,
@@ -205,10 +207,24 @@ class Parser:
     def _find_variables(self) -> None:
         """Define the dtypes that arguments of the call say, `to: dtype`, wherever they stand."""
         tokens = self.reader.tokens
-        for name, colon, kind, after in zip(tokens, tokens[1:], tokens[2:], tokens[3:]):  # noqa: B905
+        for place, name in enumerate(tokens[:-3]):
+            colon, kind, after = tokens[place + 1 : place + 4]
             is_dtype = name.kind == "name" and colon.text == ":" and kind.text == "dtype"
             if is_dtype and after.text not in ("[", "|") and not is_dtype_name(name.text):
-                self.variables.setdefault(name.text, DTypeSet("", (), name.text))
+                self.variables.setdefault(
+                    name.text, DTypeSet("", self._members(place + 3), name.text)
+                )
+
+    def _members(self, place: int) -> tuple[DType, ...]:
+        """Return the dtypes of `in f32|f64`, where that stands here; a mistake is found later."""
+        tokens = self.reader.tokens
+        names = [tokens[place + 1].text] if tokens[place].text == "in" else []
+        while names and tokens[place + 2 * len(names)].text == "|":
+            names.append(tokens[place + 2 * len(names) + 1].text)
+        try:
+            return make_set(names).dtypes
+        except not_from_handler(KeyError):
+            return ()
 
     def _find_lists(self) -> None:
         """Find which words mean lists: those that no type of a tensor must have."""
@@ -268,6 +284,7 @@ class Parser:
         dims: tuple[Dim, ...] = ()
         length: int | None = None
         many: Dim | None = None
+        among: DTypeSet | None = None
         if is_scalar or is_list:
             reader.advance()
             self.scalars += 1
@@ -276,18 +293,31 @@ class Parser:
                 reader.refuse("'!' marks tensors that are written, this is a scalar", token)
             kind = token.text + "[]" * is_list
             length = self._length() if is_list else None
+            among = self._among() if kind == "dtype" and reader.next.text == "in" else None
         else:
             kind = "tensor"
             dtype, dims, many = self.known[place.text] = self._tensor()
         optional = bool(reader.accept("?"))
         default: Any = MISSING
         if reader.accept("="):
+            token = reader.next
             default = (
                 self._list(kind, length, optional) if is_list else self._default(kind, optional)
             )
+            if among is not None and default is not None and not among.accepts(default):
+                reader.refuse(f"the default must be one of {among.text}", token)
         return Parameter(
-            place.text, kind, dtype, dims, optional, default, keyword_only, mutated, length, many
-        )
+            place.text, kind, dtype, dims, optional, default, keyword_only, mutated, length, many,
+            among,
+        )  # fmt: skip
+
+    def _among(self) -> DTypeSet:
+        """Return the set of dtypes that may be passed."""
+        self.reader.advance()
+        names = [self.reader.expect_name("a dtype after 'in'")]
+        while self.reader.accept("|"):
+            names.append(self.reader.expect_name("a dtype after '|'"))
+        return self._union(names, "")
 
     def _length(self) -> int | None:
         """Return the number in the brackets of a list; None where there is none."""

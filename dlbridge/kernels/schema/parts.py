@@ -300,7 +300,7 @@ class DTypeSet(NamedTuple):
     Attributes:
         text: the set as written, with short names: "f32", "float", "f32|f64"; "" where a scalar of
             kind dtype, which has the variable's name, says it.
-        dtypes: its members; none means every dtype.
+        dtypes: its members, also of such a scalar; none means every dtype.
         name: of a variable that has one (`A=float[n]`), else "".
 
     Example:
@@ -486,6 +486,7 @@ class Parameter(NamedTuple):
         length: how many numbers a list must have; None for any number of them.
         many: of a list of tensors, how many it has: a Dim of kind "any", "constant" or "name";
             None for one tensor.
+        among: of a dtype, the set of those that may be passed; None for every dtype.
     """
 
     name: str
@@ -498,6 +499,7 @@ class Parameter(NamedTuple):
     mutated: bool = False
     length: int | None = None
     many: Dim | None = None
+    among: DTypeSet | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -518,6 +520,8 @@ class Parameter(NamedTuple):
         """Return the type, with what is bound: "f32[k=56, n]"."""
         text = self.kind if self.dtype is None else expected_text(self.dtype, self.dims, bindings)
         text += write_many(self.many)
+        if self.among is not None:
+            text += f" in {self.among.text}"
         if self.length is not None:
             text = f"{self.kind[:-1]}{self.length}]"
         return f"{text}?" if self.optional else text
