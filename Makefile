@@ -170,7 +170,7 @@ test-peers: .venv/.test
 # Where a framework only adds itself: the tests that meet every framework that is installed.
 MEETINGS := tests/peers $(addprefix tests/test_,cli.py device.py dtype.py) tests/docs/test_examples.py \
     tests/package/test_fast_paths.py $(addprefix tests/exchange/test_,capsules.py lent_memory.py malformed.py) \
-    $(addprefix tests/kernels/test_,direct.py functions.py gradients.py paddle.py wrap.py \
+    $(addprefix tests/kernels/test_,complex_gradients.py direct.py functions.py gradients.py paddle.py wrap.py \
     call_errors.py destinations.py immutable_arguments.py inputs_and_results.py torch_tensor_state.py)
 
 # Paddle cannot be imported after TensorFlow.

@@ -20,8 +20,11 @@ results alike. A Kernel gives them as its results: in order or, where all are ca
 Without a jvp, tangents are by the transpose of the vjp, which is linear in the cotangents: JAX and
 torch differentiate the rule by these. So a Kernel serves for it if it has a vjp of its own.
 
-A Python function gets the caller's own arrays, traced ones too, and may call other kernels. Rules
-for complex numbers follow the caller's framework, whose conventions differ by a conjugate.
+A Python function gets the caller's own arrays, traced ones too, and may call other kernels.
+
+Cotangents and gradients of complex numbers are as torch, TensorFlow and Paddle have them, in every
+framework: of y = f(x), f holomorphic, the gradient is grad * conj(f'(x)). Those of JAX are the
+conjugates, before the rule is called and after it. Tangents are the same everywhere.
 
 "torch" or "jax" instead of a rule differentiates the Python function of that framework: a second
 kernel, "<name>_vjp", is derived from it.
@@ -31,7 +34,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -607,10 +610,7 @@ def _labels(schema: Schema, own: Schema, word: str) -> tuple[str, ...]:
 
 
 class Derivable:
-    """A Python function of a kernel that makes its own derivative.
-
-    Cotangents and gradients of complex tensors follow the convention of its callers.
-    """
+    """A Python function of a kernel that makes its own derivative."""
 
     def __call__(self, *tensors: Any) -> Any:
         """Return the results."""
@@ -651,7 +651,7 @@ class Automatic(NamedTuple):
 
         Raises:
             ArgumentError: the kernel is no Python function of that framework, takes optional
-                tensors, complex ones unless it is `Derivable`, or must write into `out`.
+                tensors, or must write into `out`.
         """
         schema, framework = kernel.schema, self.framework
         assert schema is not None
@@ -699,15 +699,10 @@ def _check_derivable(schema: Schema, function: Function, framework: str, word: s
     optional = [part.name for part in schema.tensors if part.optional]
     signature = read_signature(function)
     out = signature.parameters.get("out") if signature is not None else None
-    parts = join_parts(schema.tensors, schema.results)
     refusals = {
         f"the tensor {', '.join(optional)} is optional": bool(optional),
         "the function writes into `out` and returns nothing": out is not None
         and out.default is out.empty,
-        "a tensor is complex, and frameworks differ in what its gradient is": not isinstance(
-            function, Derivable
-        )
-        and any(dtype.is_complex for part in parts if part.dtype for dtype in part.dtype.dtypes),
     }
     for why, applies in refusals.items():
         if applies:
@@ -793,7 +788,16 @@ def _make_derivative(function: Function, schema: Schema, framework: str, word: s
 
 
 def _pull_back(framework: str, forward: Function, primals: Sequence[Any], given: Any) -> Any:
-    return _namespace(framework).vjp(forward, *primals)[1](given)
+    pull = _namespace(framework).vjp(forward, *primals)[1]
+    return conjugates(pull(tuple(conjugates(given)))) if framework == "jax" else pull(given)
+
+
+def conjugates(arrays: Iterable[Any]) -> list[Any]:
+    """Return cotangents or gradients of JAX as rules have them, or those of rules as JAX has them.
+
+    Arrays of JAX; None stays None.
+    """
+    return [each if each is None or each.dtype.kind != "c" else each.conj() for each in arrays]
 
 
 def _push_forward(framework: str, forward: Function, primals: Sequence[Any], given: Any) -> Any:

@@ -168,6 +168,7 @@ def wrap(
             what the schema marks with `!`, and the last tensor without a schema.
         vjp: the kernel's gradient: a Kernel, or a Python function whose parameters name what it
             needs (arguments, results, `grad`); "torch" or "jax" derives it of a Python function.
+            Gradients of complex numbers are as torch has them; those of JAX are the conjugates.
         jvp: the same forwards: its parameters name arguments and `tangent_<argument>`. Without one,
             forward derivatives are by the transpose of a vjp that can be differentiated itself.
         batch: how a batch is computed under vmap: "sequential" (one by one, default), "broadcast"

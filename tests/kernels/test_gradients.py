@@ -288,7 +288,6 @@ def test_kernels_without_a_derivative_are_refused(framework) -> None:
     cases = [
         (fill, "vjps::fill(x: f32[n]) -> f32[n]", "writes into `out`"),
         (lambda x: x, "vjps::optional(x: f32[n]?) -> f32[2]", "the tensor x is optional"),
-        (lambda x: x, "vjps::complex(x: c64[n]) -> c64[n]", "a tensor is complex"),
     ]
     for function, schema, why in cases:
         with pytest.raises(ArgumentError, match=why):

@@ -272,7 +272,7 @@ def test_forward_mode_of_complex_numbers(jax: Any, jnp: Any) -> None:
         lambda x, y: x.conj() * y,
         "jaxtests::conjugated(x: c64[n], y: c64[n]) -> c64[n]",
         abi="python:numpy",
-        vjp=lambda x, y, grad: (jnp.conj(grad * y), grad * jnp.conj(x)),
+        vjp=lambda x, y, grad: (jnp.conj(grad) * y, grad * x),
     )
     values = np.random.default_rng(0).normal(size=(4, 3, 2)).astype("f4").view("c8")[..., 0]
     x, y, t, u = map(jnp.asarray, values)

@@ -62,11 +62,7 @@ class Module(Protocol):
         """Find out what a call does."""
 
     def function(self, rebuild: Any, traced: Any, taken: Packing, made: Packing) -> Derivable:
-        """Return a function from packed operands to packed results and changed buffers.
-
-        Its derivative takes cotangents and returns gradients in JAX's convention: those of complex
-        numbers are the conjugates of torch's and TensorFlow's.
-        """
+        """Return a function from packed operands to packed results and changed buffers."""
 
     def batched(self, function: Any, marks: Sequence[bool], size: int) -> Callable[..., Any]:
         """Return the function mapped over axis 0 of the marked arguments."""

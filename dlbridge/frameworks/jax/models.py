@@ -26,6 +26,7 @@ from dlbridge.frameworks.models import (
     name_of,
     split_outcome,
 )
+from dlbridge.kernels.gradients import conjugates
 
 Function = Callable[..., tuple[Any, ...]]
 
@@ -391,8 +392,4 @@ def _same(x: Any) -> Any:
 
 def _gradients(pull: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
     """Return gradients as torch has them: of complex numbers, the conjugates of JAX's."""
-    return tuple(_conjugate(each) for each in pull([_conjugate(each) for each in cotangents]))
-
-
-def _conjugate(x: Any) -> Any:
-    return jnp.conj(x) if jnp.iscomplexobj(x) else x
+    return tuple(conjugates(pull(conjugates(cotangents))))

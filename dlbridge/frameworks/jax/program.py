@@ -503,7 +503,8 @@ def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Any:
 
     def backward(kept: _Kept, cotangents: Sequence[Any]) -> Any:
         tensors, scalars, outcome = kept.arrays
-        found = vjp(
+        found = _pull_back(
+            vjp,
             tensors,
             program.scalars([*[None] * program.tensor_count, *scalars]),
             outcome,
@@ -518,6 +519,20 @@ def _with_vjp(program: Program, call: Call, vjp: Vjp) -> Any:
 
     made.defvjp(forward, backward, symbolic_zeros=watched)
     return made
+
+
+def _pull_back(
+    vjp: Vjp,
+    tensors: Sequence[Any],
+    scalars: Sequence[Any],
+    results: Sequence[Any],
+    cotangents: Sequence[Any],
+    expected: Sequence[Described | None] | None = None,
+) -> list[Any]:
+    """Return what the vjp gives, which has the conjugates of JAX's cotangents and gradients."""
+    given = gradients.conjugates(cotangents)
+    found = vjp(tensors, scalars, list(results), given, expected)
+    return gradients.conjugates(None if each is None else jnp.asarray(each) for each in found)
 
 
 def _keep(program: Program, vjp: Vjp, operands: Sequence[Any], outcome: Sequence[Any]) -> _Kept:
@@ -613,7 +628,8 @@ class _VjpRules:
         tensors, scalars, outcome = values.arrays
         left = iter(cotangents)
         wanted = [next(left) if _is_differentiable(each) else None for each in self.results]
-        found = self.vjp(
+        found = _pull_back(
+            self.vjp,
             tensors,
             self.program.scalars([*[None] * self.program.tensor_count, *scalars]),
             outcome,
@@ -700,7 +716,7 @@ class _LinearRules:
         wanted = [next(left) if _is_differentiable(each) else None for each in outcome]
         tensors = operands[: self.program.tensor_count]
         scalars = self.program.scalars(operands)
-        found = self.vjp(self.program.spread(tensors), scalars, list(outcome), wanted)
+        found = _pull_back(self.vjp, self.program.spread(tensors), scalars, outcome, wanted)
         rows = zip(_present(self.program, found), tensors, self.flags, strict=True)
         return tuple(_fitted(each, like) for each, like, flag in rows if flag)
 

@@ -135,24 +135,12 @@ class Program(Derived):
             for place, each in zip(needs, found, strict=True)
         ]
 
-    def pullback(self, needs: tuple[int, ...]) -> Program:
-        """Return `derivative` with cotangents and gradients in JAX's convention.
-
-        Those of complex numbers are the conjugates of TensorFlow's.
-        """
-        make = partial(self._differentiate, needs, _conjugated)
-        found: Program = self._once(("pullback", needs), make)
-        return found
-
-    def _differentiate(
-        self, needs: tuple[int, ...], convert: Callable[[Any], Any] = tf.convert_to_tensor
-    ) -> Program:
+    def _differentiate(self, needs: tuple[int, ...]) -> Program:
         self._refuse_to_draw_again()
         count = len(self.forms)
 
         def derivative(*given: Any) -> Sequence[Any]:
-            gradients = self._pull(needs, given[:count], list(map(convert, given[count:])))[1]
-            return list(map(convert, gradients))
+            return self._pull(needs, given[:count], given[count:])[1]
 
         return Program(self.name, derivative, [*self.forms, *self._cotangents()], self._state)
 
@@ -298,10 +286,6 @@ def _sources(state: State, operands: Sequence[Any]) -> list[Any]:
     for variable, value in zip(variables, operands, strict=False):
         variable.assign(value)
     return [*variables, *operands[len(variables) :]]
-
-
-def _conjugated(tensor: Any) -> Any:
-    return tf.math.conj(tensor) if tensor.dtype.is_complex else tensor
 
 
 def _release(state: State) -> None:

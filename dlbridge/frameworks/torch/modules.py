@@ -420,7 +420,7 @@ def _set_autocast(states: Iterable[tuple[str, bool, torch.dtype]]) -> None:
 
 
 class Derived(Derivable):
-    """A function of tensors that has a derivative in JAX's convention, of any order.
+    """A function of tensors that has a derivative, of any order.
 
     Attributes:
         function: from tensors to a tensor, a tuple of tensors, or None.
@@ -472,11 +472,11 @@ class Derived(Derivable):
                 found = self.module.hold(partial(self._pull_here, wanted, given))
         finally:
             torch.set_autocast_cache_enabled(is_caching)
-        return tuple(map(_conjugated, found))
+        return tuple(found)
 
     def _pull_here(self, wanted: tuple[int, ...], given: Sequence[Any]) -> Sequence[Any]:
         tensors = given[: self.count]
-        cotangents = tuple(map(_conjugated, given[self.count :]))
+        cotangents = tuple(given[self.count :])
         if not torch._C._are_functorch_transforms_active():
             return self._pull_by_autograd(wanted, tensors, cotangents)
         primals = [tensors[place] for place in wanted]
@@ -531,10 +531,6 @@ class Derived(Derivable):
             else each
             for each, primal in zip(found, primals, strict=True)
         ]
-
-
-def _conjugated(tensor: Any) -> Any:
-    return tensor.conj().resolve_conj() if tensor.is_complex() else tensor
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
