@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +129,29 @@ def test_gradients_are_never_lost(paddle: Any, samples: Any) -> None:
         samples("twice")(x)
     assert x.tolist() == [2, 4]
     assert samples("axpy")(x.detach(), x.detach()).stop_gradient
+
+
+def test_an_argument_stays_if_the_rule_asks_for_it(paddle: Any) -> None:
+    class Array(np.ndarray):
+        """An array of which there can be weak references."""
+
+    def stays(vjp: Any) -> bool:
+        """Return whether the memory of an argument is kept for the backward pass."""
+        schema = "paddletests::square(x: f32[n]) -> f32[n]"
+        kernel = dlbridge.wrap(np.square, schema, abi="python:numpy", vjp=vjp)
+        array = np.array([1.0, 4.0], np.float32).view(Array)
+        kept = weakref.ref(array)
+        x = paddle.from_dlpack(array)
+        x.stop_gradient = False
+        y = kernel(x)
+        del array, x
+        gc.collect()
+        found = kept() is not None
+        y.sum().backward()
+        return found
+
+    assert stays(lambda x, grad: 2 * x * grad)
+    assert not stays(lambda grad: grad)
 
 
 # ---- compilers ---------------------------------------------------------------------------------

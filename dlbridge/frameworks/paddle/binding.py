@@ -14,7 +14,7 @@ from dlbridge.kernels.binding import Direct, Sliced
 from dlbridge.kernels.gradients import Vjp
 from dlbridge.kernels.kernel import Kernel
 from dlbridge.kernels.numbers import changed
-from dlbridge.kernels.schema import Arguments, type_name
+from dlbridge.kernels.schema import Arguments, described, type_name
 from dlbridge.signals import not_from_handler
 
 
@@ -102,23 +102,39 @@ def _detach(tensor: Any) -> Any:
 class _Forward:
     """One call that is differentiated."""
 
-    __slots__ = ("arguments", "binding", "kernel", "vjp")
+    __slots__ = ("arguments", "binding", "expected", "kernel", "vjp")
 
     def __init__(self, binding: Paddle, kernel: Kernel, arguments: Arguments, vjp: Vjp) -> None:
         self.binding = binding
         self.kernel = kernel
         self.arguments = arguments._replace(tensors=_detached(arguments.tensors))
+        self.expected = [None if x is None else described(x) for x in self.arguments.tensors]
         self.vjp = vjp
 
     def run(self) -> Any:
-        """Return the results."""
-        return self.binding.run(self.kernel, self.arguments)
+        """Return the results; of the arguments, those stay that the rule asks for."""
+        made = self.binding.run(self.kernel, self.arguments)
+        tensors = _only(self.arguments.tensors, self.vjp.saved.primals)
+        self.arguments = self.arguments._replace(tensors=tensors)
+        return made
 
-    def gradients(self, results: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """Return one gradient for each tensor that was given, None where there is none."""
-        primals = self.arguments.tensors
-        found = self.vjp(primals, self.arguments.scalars, results, cotangents)
-        return [one for one, primal in zip(found, primals, strict=True) if primal is not None]
+    def gradients(self, saved: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """Return one gradient for each tensor that was given, None where there is none.
+
+        Args:
+            saved: the results that the rule asks for.
+            cotangents: one for each result.
+        """
+        results: list[Any] = [None] * len(cotangents)
+        for place, each in zip(self.vjp.saved.results, saved, strict=True):
+            results[place] = each
+        tensors, scalars = self.arguments.tensors, self.arguments.scalars
+        found = self.vjp(tensors, scalars, results, cotangents, self.expected)
+        return [one for one, like in zip(found, self.expected, strict=True) if like is not None]
+
+
+def _only(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [each if place in places else None for place, each in enumerate(values)]
 
 
 class _Layer(paddle.autograd.PyLayer):  # type: ignore[misc]
@@ -130,12 +146,12 @@ class _Layer(paddle.autograd.PyLayer):  # type: ignore[misc]
         results = made if isinstance(made, tuple) else (made,)
         context.forward = forward
         context.differentiable = [not tensor.stop_gradient for tensor in tensors]
-        context.save_for_backward(*results)
+        context.save_for_backward(*[results[place] for place in forward.vjp.saved.results])
         return made
 
     @staticmethod
     def backward(context: Any, *cotangents: Any) -> Any:
-        found = context.forward.gradients(context.saved_tensor(), cotangents)
+        found = context.forward.gradients(context.saved_tensor() or (), cotangents)
         kept = [
             one if wanted else None
             for one, wanted in zip(found, context.differentiable, strict=True)

@@ -120,7 +120,8 @@ class _Packed(Derivable):
         """Return the function from packed operands and cotangents to packed gradients."""
         moving, taken = self._made.moving(), self._taken
         needs = tuple(sorted(place for group in wanted for place in taken.groups[group]))
-        return _Packed(self._program.derivative(needs), taken + moving, taken.only(wanted))
+        program: Any = self._program.derivative(needs)
+        return _Packed(program, taken + moving, taken.only(wanted))
 
     def batched(self, marks: Sequence[bool], size: int) -> _Packed:
         """Return the function mapped over axis 0 of the marked arrays."""
