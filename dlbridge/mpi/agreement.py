@@ -132,6 +132,7 @@ def agree(channel: Channel, operation: Operation, ballot: Ballot | TreeCall) -> 
         ArgumentError: they do not agree, with the same text on all ranks.
     """
     operation.kept.append(ballot.state)
+    operation.ballot = operation.ballot or ballot.state
     while not ballot.state.advance():
         yield None
     if not ballot.state.agreed:

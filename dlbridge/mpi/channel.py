@@ -48,10 +48,13 @@ class Channel:
         everybody: its ranks in the job.
         peers: its processes, for C.
         is_near: whether all of them are on this host.
+        key: 16 bytes that all of them have of it, and of no other.
         quick: the calls that C makes over it.
     """
 
-    def __init__(self, engine: Engine, comm: Any, copies: Sequence[Any], is_near: bool) -> None:
+    def __init__(
+        self, engine: Engine, comm: Any, copies: Sequence[Any], is_near: bool, key: bytes
+    ) -> None:
         self.engine = engine
         self.mpi: Any = engine.job.mpi
         self.collective, self.messages = copies
@@ -75,9 +78,11 @@ class Channel:
             is_near,
         )
         self.is_near = is_near
+        self.key = key
         self.quick = quick.UNKNOWN
         self._queue: deque[Operation] = deque()
         engine.job.watched.append(self.messages)
+        engine.channels.append(self)
 
     def _handle(self, of: Any) -> int:
         handle: int = self.mpi._handleof(of) & (1 << 64) - 1
@@ -102,6 +107,8 @@ class Channel:
     def free(self) -> None:
         """Free the copies, when no call is in progress; MPI libraries do so without other ranks."""
         self.engine.job.watched.remove(self.messages)
+        self.engine.channels.remove(self)
+        self.engine.freed.append((self.key, self.peers.calls))
         for each in (self.collective, self.messages):
             each.Free()
 
@@ -140,7 +147,7 @@ _MAKING = registry.lock()
 
 
 class _Making:
-    """What a channel is made of, step by step: copies of a communicator, then hosts of its ranks.
+    """What a channel is made of, step by step: copies of a communicator, then hosts and a key.
 
     Attributes:
         copies: those that are complete.
@@ -148,7 +155,8 @@ class _Making:
 
     def __init__(self) -> None:
         self.copies: list[Any] = []
-        self._next: Any = None  # the next copy, or the hosts of all ranks
+        self._next: Any = None  # the next copy, or what all ranks say
+        self._said = np.frombuffer(_HOST.tobytes() + os.urandom(_HOST.size), np.uint8)
         self._request: Any = None
         self._is_complete = False
 
@@ -167,14 +175,19 @@ class _Making:
         if len(self.copies) < _COPIES:
             self._next, self._request = comm.Idup()
             return False
-        self._next = np.empty((comm.Get_size(), _HOST.size), np.uint8)
-        self._request = self.copies[0].Iallgather([_HOST, mpi.BYTE], [self._next, mpi.BYTE])
+        self._next = np.empty((comm.Get_size(), self._said.size), np.uint8)
+        self._request = self.copies[0].Iallgather([self._said, mpi.BYTE], [self._next, mpi.BYTE])
         return False
 
     @property
     def is_near(self) -> bool:
         """Whether all ranks are on this host."""
-        return bool((self._next == _HOST).all())
+        return bool((self._next[:, : _HOST.size] == _HOST).all())
+
+    @property
+    def key(self) -> bytes:
+        """What no other channel of these ranks has."""
+        return bytes(self._next[0, _HOST.size :])
 
 
 def _host() -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -220,7 +233,7 @@ def _go_on_making(running: Engine, comm: Any) -> Channel | None:
                 "that it is given; call Free() of those that are not needed, on all their ranks, "
                 f"and make the call again ({error})"
             ) from error
-        found = Channel(running, comm, making.copies, making.is_near)
+        found = Channel(running, comm, making.copies, making.is_near, making.key)
         comm.Set_attr(_KEYS[0], found)
         if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
             of = None if comm == mpi.COMM_WORLD else found
@@ -299,9 +312,8 @@ def _look_for_members(
     job = running.job
     native.defer_signals(job.notice)
     others = frozenset(_members(running, comm)) - {job.rank}
-    gone = job.gone(others)
-    if not gone and job.waits_in_vain(others, began, VAIN):
-        gone = others
+    gone = job.gone(others)  # a rank that has come to its end takes no part any more
+    gone |= {rank for rank in others if job.waits_in_vain(frozenset((rank,)), began, VAIN)}
     if gone:
         raise MPIError(
             f"{call}: the first use of a communicator waits for {named(gone)}, which has ended; "

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ LOOK = 0.01  # seconds after which a wait looks who has left,
 _DEFERRED = 0.001  # and after which it sees an interrupt
 _OTHERS = 16  # operations that go on between two looks at the one that is waited for,
 _OTHERS_ASLEEP = 128  # and after a nap
+_FREED = 2048  # communicators that are freed, of which others are told: MPI has about as many
 _TOGETHER = 64  # operations that `wait_some` looks at between two looks at interrupts
 
 Steps = Generator[Any, None, Any]
@@ -62,6 +64,8 @@ class Operation:
         after: an operation that has to go on before this one does, or None.
         may_cancel: whether its request is a receive that MPI can take back.
         receive: the part of it that may be such a receive, None for itself.
+        parts: the operations that it waits for, without peers of its own.
+        ballot: by which all ranks of its channel agree, or None.
         posted: a receive that C has posted, None where its request is in `requests`.
         any_peer: whether one of the peers is enough.
         status: what MPI writes of the request under way, or None.
@@ -69,9 +73,9 @@ class Operation:
     """
 
     __slots__ = (
-        "after", "any_peer", "call", "channel", "done", "error", "kept", "may_cancel", "nbytes",
-        "peers", "posted", "receive", "requests", "result", "since", "source", "status", "steps",
-        "tag",
+        "after", "any_peer", "ballot", "call", "channel", "done", "error", "kept", "may_cancel",
+        "nbytes", "parts", "peers", "posted", "receive", "requests", "result", "since", "source",
+        "status", "steps", "tag",
     )  # fmt: skip
 
     def __init__(self, call: str, peers: frozenset[int]) -> None:
@@ -86,6 +90,8 @@ class Operation:
         self.requests: tuple[Any, ...] = ()
         self.after: Operation | None = None
         self.receive: Operation | None = None
+        self.parts: tuple[Operation, ...] = ()
+        self.ballot: native.Ballot | native.TreeBallot | None = None
         self.posted: native.Posted | None = None
         self.status: Any = None
         self.done = False
@@ -134,6 +140,9 @@ class Engine:
         self.active: OrderedDict[Operation, None] = OrderedDict()
         self._broken: list[Operation] = []  # MPI may still use their memory
         self.others: list[Callable[[], bool]] = []
+        self.channels: list[Any] = []  # those that are open
+        self.freed: deque[tuple[bytes, int]] = deque(maxlen=_FREED)  # their keys and calls
+        job.calls = self._calls
         end_together(job, self._advance_everything)
 
     def start(self, operation: Operation, steps: Steps) -> Request:
@@ -171,7 +180,7 @@ class Engine:
         if operation.error is not None and operation.requests:
             self._broken.append(operation)
         else:
-            operation.kept = []
+            operation.kept, operation.ballot = [], None
 
     def _advance_due(self, operation: Operation) -> None:
         """Advance an operation, and what has to go on before it."""
@@ -338,14 +347,30 @@ class Engine:
     def _look_for_peers(self, operation: Operation) -> None:
         with self._lock:
             self.job.notice()
-            gone = self.job.gone(operation.peers)
-            is_over = gone == operation.peers if operation.any_peer else bool(gone)
-            if not is_over:
-                gone = operation.peers - {self.job.rank}
-                seconds = VAIN + operation.nbytes / SLOWEST
-                is_over = self.job.waits_in_vain(gone, operation.since, seconds)
-            if is_over and not operation.done:
-                self._end_with(operation, gone)
+            for each in operation.parts or (operation,):
+                gone = frozenset[int]() if each.done else self._gone(each)
+                if gone and not operation.done:
+                    self._end_with(operation, gone)
+
+    def _gone(self, operation: Operation) -> frozenset[int]:
+        """Return the ranks that it waits for in vain."""
+        job, ballot = self.job, operation.ballot
+        others = operation.peers - {job.rank}
+        if ballot is None:
+            gone = job.gone(operation.peers)
+            if operation.any_peer and gone != operation.peers:
+                gone = frozenset()
+        else:  # who has made the call may have ended before others have
+            over = operation.channel
+            begun = partial(over.peers.has_begun, ballot.tag)
+            gone = job.never_make(others, over.key, begun) if ballot.tag >= 0 else frozenset()
+        seconds = VAIN + operation.nbytes / SLOWEST
+        if not gone and job.waits_in_vain(others, operation.since, seconds):
+            return others
+        return gone
+
+    def _calls(self) -> list[tuple[bytes, int]]:
+        return [*self.freed, *((each.key, each.peers.calls) for each in self.channels)]
 
     def _end_with(self, operation: Operation, gone: frozenset[int]) -> None:
         """End an operation that waits for ranks in vain."""

@@ -11,9 +11,10 @@ import atexit
 import math
 import os
 import stat
+import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
@@ -25,6 +26,7 @@ from dlbridge.signals import not_from_handler
 
 _LEFT = 1  # the tag by which a process says that it has left,
 _ENDING = 2  # and that its script has ended, and what it has begun has not
+_CALLS = struct.Struct("<16sI")  # of a communicator: its key, and how many collectives were begun
 GRACE = 1.0  # seconds in which messages sent before may still arrive
 PATIENCE = 10.0  # seconds after which a process says whose end it waits for; then twice as long
 VAIN = 30.0  # seconds without end of a call whose other ranks make no calls any more,
@@ -41,10 +43,12 @@ class Job:
         watched: communicators that receive from any rank, also after one was lost.
         lost: the ranks that were lost, where the others go on without them: MPI with ULFM.
         ending: functions that are called once, before this process leaves.
+        calls: for each communicator, by its key, how many collectives this process has begun.
     """
 
     def __init__(self) -> None:
         self.ending: list[Callable[[], None]] = []
+        self.calls: Callable[[], Iterable[tuple[bytes, int]]] = tuple
         self._has_ended = False
         self.mpi: Any = _import()
         world = self.mpi.COMM_WORLD
@@ -54,7 +58,7 @@ class Job:
         self._control = world.Dup()
         self._left: dict[int, float] = {}
         self._ending: dict[int, float] = {}
-        self._mark = bytearray(1)
+        self._calls: dict[int, dict[bytes, int]] = {}
         self.lost: frozenset[int] = frozenset()
         self.watched = [self._control]
 
@@ -119,7 +123,9 @@ class Job:
         status = self.mpi.Status()
         while self._control.Iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG, status):
             source, tag = status.Get_source(), status.Get_tag()
-            self._control.Recv([self._mark, 1, self.mpi.BYTE], source, tag)
+            said = bytearray(status.Get_count(self.mpi.BYTE))
+            self._control.Recv([said, len(said), self.mpi.BYTE], source, tag)
+            self._calls[source] = dict(_CALLS.iter_unpack(said))
             (self._left if tag == _LEFT else self._ending)[source] = time.monotonic()
 
     @property
@@ -131,6 +137,24 @@ class Job:
         """Return which of these ranks left so long ago that nothing of theirs can be on its way."""
         now = time.monotonic()
         return frozenset(rank for rank in ranks if now - self._left.get(rank, now) > GRACE)
+
+    def never_make(
+        self, ranks: frozenset[int], key: bytes, is_among: Callable[[int], bool]
+    ) -> frozenset[int]:
+        """Return which of these ranks never make a collective of a communicator.
+
+        These have come to the end of their scripts, and it is not among the first so many that each
+        of them has begun. One that has freed the communicator says nothing of it.
+        """
+        now = time.monotonic()
+        ended = {**self._ending, **self._left}
+        late = [rank for rank in ranks if now - ended.get(rank, now) > GRACE]
+        counts = {rank: self._calls.get(rank, {}).get(key) for rank in late}
+        return frozenset(
+            rank
+            for rank, calls in counts.items()
+            if rank in self.lost or (calls is not None and not is_among(calls))
+        )
 
     def waits_in_vain(self, ranks: frozenset[int], since: float, seconds: float) -> bool:
         """Return whether these ranks have made all their calls, and none of them is the one.
@@ -185,9 +209,10 @@ class Job:
 
     def _tell(self, others: list[int], tag: int) -> list[tuple[int, Any]]:
         """Return the requests of what the others are told, with their ranks."""
-        byte = [bytearray(1), 1, self.mpi.BYTE]
+        said = b"".join(_CALLS.pack(*each) for each in self.calls())
+        sent = [said, len(said), self.mpi.BYTE]
         return [
-            (rank, self._control.Isend(byte, rank, tag)) for rank in others if self.is_there(rank)
+            (rank, self._control.Isend(sent, rank, tag)) for rank in others if self.is_there(rank)
         ]
 
     def is_there(self, rank: int) -> bool:

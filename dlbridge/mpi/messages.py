@@ -345,6 +345,7 @@ def _exchange(over: Channel, send: Prepared, receive: Prepared) -> Request:
 
     operation.nbytes = received.nbytes + sent.nbytes
     operation.receive = received
+    operation.parts = sent, received
     made = over.engine.request(operation, steps())
     first = over.engine.start(*send)  # where it fails, no receive may take a message
     if sent.error is not None:

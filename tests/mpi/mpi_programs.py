@@ -3781,6 +3781,51 @@ def drops_calls_that_others_make_late() -> None:
     mpi.send(x, 0)
 
 
+def drops_calls_while_others_wait() -> None:
+    """Rank 1 has begun what nobody waits for: others notice that it does not make their calls."""
+    for name in ("engine", "channel"):
+        import_module(f"dlbridge.mpi.{name}").VAIN = 0.5
+    rank, size = mpi.rank(), mpi.size()
+    world = engine().job.mpi.COMM_WORLD
+    known, unknown = world.Dup(), world.Dup()
+    x = np.ones(300_000)
+    mpi.barrier(comm=known)
+    mpi.barrier()
+    if rank == 1:
+        mpi.isend(x, 0, 1)
+        mpi.irecv(size - 1, 2)
+        mpi.iallgather(np.arange(3.0))  # which the others make
+        return
+    check(mpi.allgather(np.arange(3.0)), np.tile(np.arange(3.0), (size, 1)))
+    said = "waits for rank 1, which has ended"
+    refused(MPIError, f"allreduce: {said}", mpi.allreduce, np.ones(3))
+    refused(MPIError, f"bcast: {said}", mpi.bcast, [x, x], 1, comm=known)
+    refused(MPIError, f"first use of a communicator {said}", mpi.barrier, comm=unknown)
+    if rank == 0:  # one half of it is over
+        begun = mpi.isendrecv(x, 1, size - 1)
+        refused(MPIError, f"sendrecv: {said}", begun.wait)
+    elif rank == size - 1:
+        mpi.send(x, 0)
+
+
+def late_for_ranks_that_have_left() -> None:
+    """Ranks 1 and 3 are through with a call, and have left, before rank 2 makes its last step."""
+    rank = mpi.rank()
+    mpi.barrier()
+    if rank == 2:
+        request, job = mpi.iallreduce(np.ones(3)), engine().job
+        say_so(3)  # whose messages come first once the call has begun here
+        while len(job.left) < 2:
+            job.notice()
+            pause(0.01)
+        pause(1.5)
+        check(request.wait(), np.full(3, 4.0))
+        return
+    if rank == 3:
+        hear_from(2)
+    check(mpi.allreduce(np.ones(3)), np.full(3, 4.0))
+
+
 def ranks_survive() -> None:
     """The last rank is killed: calls that need it raise MPIError; the others go on."""
     rank, last = mpi.rank(), mpi.size() - 1

@@ -237,6 +237,21 @@ def test_the_end_waits_for_no_call_that_no_rank_makes(name: str, count: int) -> 
     assert done.returncode == 0, done.stderr
 
 
+@needs_mpi
+@pytest.mark.subprocess
+@pytest.mark.parametrize("count", [3, 5])
+def test_ranks_do_not_wait_for_one_that_never_makes_their_call(count: int) -> None:
+    done = start(count, PROGRAMS, "-", "drops_calls_while_others_wait", timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_mpi
+@pytest.mark.subprocess
+def test_a_call_is_over_though_ranks_that_have_made_it_have_left() -> None:
+    done = start(4, PROGRAMS, "-", "late_for_ranks_that_have_left", timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess

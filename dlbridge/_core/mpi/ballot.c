@@ -173,7 +173,20 @@ static PyObject *peers_moves(PyObject *object, PyObject *nbytes) {
     return PyBool_FromLong(dlb_moves_values((dlb_peers *)object, size));
 }
 
+static PyObject *peers_has_begun(PyObject *object, PyObject *args) {
+    const dlb_peers *self = (dlb_peers *)object;
+    uint32_t tags = ((uint32_t)self->highest_tag + 1) / 4, later;
+    unsigned int tag, calls;
+    if (!PyArg_ParseTuple(args, "II:has_begun", &tag, &calls))
+        return NULL;
+    later = (calls % tags + tags - tag % tags) % tags;
+    return PyBool_FromLong(later <= tags / 2);
+}
+
 static PyMethodDef peers_methods[] = {
+    {"has_begun", peers_has_begun, METH_VARARGS,
+     "has_begun($self, tag, calls, /)\n--\n\nReturn whether the collective with this "
+     "tag is among the first `calls`."},
     {"moves_values", peers_moves, METH_O,
      "moves_values($self, nbytes, /)\n--\n\nReturn whether values of this size follow "
      "a "
@@ -203,7 +216,13 @@ static PyObject *get_is_direct(PyObject *object, void *Py_UNUSED(closure)) {
     return PyBool_FromLong(((dlb_peers *)object)->is_direct);
 }
 
+static PyObject *get_calls(PyObject *object, void *Py_UNUSED(closure)) {
+    dlb_peers *self = (dlb_peers *)object;
+    return PyLong_FromUnsignedLong(atomic_load(&self->tags[DLB_CALL_TAG]));
+}
+
 static PyGetSetDef peers_fields[] = {
+    {"calls", get_calls, NULL, "How many collectives this process has begun.", NULL},
     {"is_direct", get_is_direct, NULL,
      "Whether collectives that copy send from rank to rank, not by MPI's.", NULL},
     {"turns", get_turns, set_turns,
@@ -250,6 +269,7 @@ dlb_ballot *dlb_ballot_new(dlb_peers *over, const uint8_t call[16],
     }
     self->size = size;
     self->agreed = true;
+    self->tag = -1;
     return self;
 }
 
@@ -977,7 +997,14 @@ static PyMethodDef ballot_methods[] = {
     {0},
 };
 
+static PyObject *get_tag(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(((dlb_ballot *)object)->tag);
+}
+
+DLB_EXCLUSIVE(tag, get_tag, void *)
+
 static PyGetSetDef ballot_fields[] = {
+    {"tag", exclusive_tag, NULL, "That of its messages; -1: it has not begun.", NULL},
     {"agreed", exclusive_agreed, NULL, "Whether all ranks make the same call.", NULL},
     {"payload", exclusive_payload, NULL, "A copy of the payload.", NULL},
     {"result", get_result, NULL, "The Tensor that the values are reduced into.", NULL},

@@ -139,7 +139,7 @@ char *dlb_ballot_payload(dlb_ballot *ballot);
 size_t dlb_ballot_size(const dlb_ballot *ballot);
 bool dlb_ballot_agreed(const dlb_ballot *ballot);
 dlb_peers *dlb_ballot_over(const dlb_ballot *ballot); /* borrowed; NULL: none */
-/* That of its messages, once it has begun; others of the call follow under it. */
+/* That of its messages, -1 until it has begun; others of the call follow under it. */
 int dlb_ballot_tag(const dlb_ballot *ballot);
 /* Whether the ranks have agreed on this shape and dtype: what a payload says of itself
  * may be something else. */

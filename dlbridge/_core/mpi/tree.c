@@ -1226,6 +1226,10 @@ static PyObject *tree_ballot_nbytes(PyObject *object, void *Py_UNUSED(closure)) 
     return PyLong_FromSize_t(((dlb_tree_ballot *)object)->plan->nbytes);
 }
 
+static PyObject *tree_ballot_tag(PyObject *object, void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(dlb_ballot_tag(((dlb_tree_ballot *)object)->ballot));
+}
+
 static PyObject *tree_ballot_name(PyObject *object, void *Py_UNUSED(closure)) {
     return PyUnicode_FromString(NAMES[((dlb_tree_ballot *)object)->plan->kind]);
 }
@@ -1318,6 +1322,7 @@ static PyMethodDef tree_ballot_methods[] = {
 
 static PyGetSetDef tree_ballot_fields[] = {
     {"agreed", tree_ballot_agreed, NULL, "Whether all ranks make the same call.", NULL},
+    {"tag", tree_ballot_tag, NULL, "That of its messages; -1: it has not begun.", NULL},
     {"nbytes", tree_ballot_nbytes, NULL, "Bytes of all tensors.", NULL},
     {"name", tree_ballot_name, NULL, "That of the call.", NULL},
     {"arguments", tree_ballot_arguments, NULL, "Those of the call, for texts.", NULL},
