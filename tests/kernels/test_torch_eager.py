@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 
 import pytest
@@ -100,7 +101,9 @@ def test_gradients_of_every_order_are_those_of_the_operator(torch, mul) -> None:
     assert torch.autograd.gradcheck(lambda x, y: mul(x, y, alpha=2.0), (x, y),
                                     check_forward_ad=True, check_batched_grad=True)  # fmt: skip
     assert torch.autograd.gradgradcheck(lambda x, y: mul(x, y, alpha=2.0), (x, y))
-    assert type(mul(x, y).grad_fn).__name__ == f"{mul.name.replace('::', '_')}Backward"
+    # The operator of a name that was wrapped before has a version.
+    name = re.sub(r"__v\d+(?=Backward$)", "", type(mul(x, y).grad_fn).__name__)
+    assert name == f"{mul.name.replace('::', '_')}Backward"
 
 
 def test_saved_tensors_pass_their_hooks_and_versions_are_checked(torch, mul) -> None:
