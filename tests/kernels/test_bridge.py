@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -81,6 +82,28 @@ class Address(nn.Module):
         if type(x) is torch.Tensor:
             SEEN[:] = [self.weight.data_ptr(), x.data_ptr()]
         return x * self.weight
+
+
+def test_autograph_leaves_a_bridged_function_alone():
+    """Rewriting what it calls would take seconds."""
+    tf = pytest.importorskip("tensorflow")
+    rewritten = []
+
+    class Frames(nn.Module):
+        def forward(self, x):
+            files = [frame.filename for frame in traceback.extract_stack()]
+            rewritten.append([each for each in files if "__autograph_generated_file" in each])
+            return x
+
+    function, params = dlbridge.bridge(Frames(), to="jax")
+
+    @tf.function
+    def graph():
+        function(params, X)
+
+    graph()
+    assert rewritten
+    assert {len(each) for each in rewritten} == {1}  # that of `graph` itself
 
 
 def test_arguments_are_in_the_memory_of_jax_during_a_call():

@@ -97,6 +97,7 @@ def make_function(module: Module, mutable: bool, is_batched: bool) -> Callable[.
 
     function.__name__ = function.__qualname__ = module.name
     function.__doc__ = f"Call the module {module.name}: (params, *args, rng=None, **kwargs)."
+    function.autograph_info__ = {}  # type: ignore[attr-defined]  # see Kernel
     return function
 
 
