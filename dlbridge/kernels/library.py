@@ -629,7 +629,8 @@ _CONVENTIONS = {
 }
 _PLAIN_TYPE = re.compile(
     r"\b(const|restrict|__restrict__|__restrict|unsigned|signed|void|bool|_Bool|char|short|int|long"
-    r"|float|double|_Complex|size_t|ssize_t|ptrdiff_t|u?intptr_t|u?int\d+_t)\b"
+    r"|float|double|_Complex|complex|_Float\d+x?|__fp16|__bf16|size_t|ssize_t|ptrdiff_t|u?intptr_t"
+    r"|u?int\d+_t)\b"
 )
 
 

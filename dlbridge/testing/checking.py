@@ -104,10 +104,10 @@ class Subject(NamedTuple):
             raise Inapplicable("the kernel has no vjp")
         if schema.mutated:
             raise Inapplicable("it writes its arguments")
-        if not self.sample.floating() or not any(
+        if not self.sample.moving() or not any(
             each is not None for each in samples.weights(self.sample.expected)
         ):
-            raise Inapplicable("no argument, or no result, is floating")
+            raise Inapplicable("no argument, or no result, is floating or complex")
 
     def require_batch(self) -> None:
         """End the check where there is nothing to batch."""
@@ -210,7 +210,8 @@ def check_kernel(
     (tf.function), `vmap` (tf.vectorized_map), `gradient`. Values of bfloat16 and other dtypes that
     NumPy lacks are made with ml_dtypes; where that is not installed, these dtypes are skipped.
 
-    Gradients are compared with differences of the reference. What does not apply (a gradient where
+    Gradients are compared with differences of the reference; those of complex numbers as torch has
+    them, of which JAX's are the conjugates. What does not apply (a gradient where
     the kernel has no vjp, a dtype or a shape that the framework does not have) is skipped, and the
     report says why. A kernel that crashes ends the process: nothing runs in another one.
 

@@ -95,14 +95,14 @@ def check_gradient(subject: Subject) -> None:
     def loss(*tensors: Any) -> Any:
         results = samples.several(function(*tensors))
         return sum(
-            (result * jax.numpy.asarray(weight, result.dtype)).sum()
+            (result * jax.numpy.asarray(weight, result.dtype)).sum().real
             for result, weight in zip(results, cotangents, strict=True)
             if weight is not None
         )
 
-    places = tuple(subject.sample.floating())
+    places = tuple(subject.sample.moving())
     differentiate = jax.grad(loss, argnums=places)
     if not subject.recipe.schema.counts:
         differentiate = jax.jit(differentiate)
     gradients = differentiate(*subject.sample.given("jax"))
-    samples.compare_gradients(subject.sample, gradients)
+    samples.compare_gradients(subject.sample, list(map(jax.numpy.conj, gradients)))

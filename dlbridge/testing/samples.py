@@ -121,9 +121,10 @@ class Sample(NamedTuple):
         """Return the tensor arguments as tensors of a framework, in memory of their own."""
         return [native.convert(each, framework, copy=True) for each in self.tensors]
 
-    def floating(self) -> list[int]:
+    def moving(self) -> list[int]:
         """Return the places of the tensor arguments that can be differentiated."""
-        return [place for place, each in enumerate(self.tensors) if each.dtype.is_floating]
+        dtypes = [each.dtype for each in self.tensors]
+        return [place for place, x in enumerate(dtypes) if x.is_floating or x.is_complex]
 
     def compare(self, got: Iterable[Any], what: str = "") -> None:
         """Raise AssertionError where values are not those that the reference gave."""
@@ -417,52 +418,59 @@ def compare_arrays(found: Array, right: Array, name: str, rtol: float, atol: flo
 # ---- derivatives ---------------------------------------------------------------------------------
 
 
+_GRADIENT_TOLERANCES = {"float64": 1e-5, "float32": 2e-3, "complex128": 1e-5, "complex64": 2e-3}
+
+
 def weights(expected: Sequence[Array]) -> list[Array | None]:
-    """Return a cotangent for each result, different for each element; None for integers."""
+    """Return a factor for each result, different for each element; None for integers."""
+    turns = {"f": 1, "c": 1 - 0.5j}
     return [
-        1 + np.arange(each.size).reshape(each.shape) / (each.size or 1)
-        if each.dtype.kind == "f"
+        (1 + np.arange(each.size).reshape(each.shape) / (each.size or 1)) * turns[each.dtype.kind]
+        if each.dtype.kind in turns
         else None
         for each in expected
     ]
 
 
 def numeric_gradients(sample: Sample) -> list[Array]:
-    """Return the gradients of the weighted sum of results by central differences.
+    """Return the gradients of the real part of the weighted sum, by central differences.
 
-    They are the reference's, in float64, so that kernels of any floating dtype are compared.
+    They are the reference's, in float64, so that kernels of any floating dtype are compared. Of a
+    complex number, the imaginary part is the derivative by the imaginary part.
     """
     cotangents = weights(sample.expected)
     values = [wide(each) for each in sample.tensors]
     function = bind(sample.recipe, sample.recipe.reference, sample.scalars)
 
-    def loss(place: int, at: tuple[int, ...], step: float) -> float:
+    def loss(place: int, at: tuple[int, ...], step: complex) -> float:
         moved = [each.copy() for each in values]
         moved[place][at] += step
         results = several(function(*moved))
         return sum(
-            float(np.sum(np.asarray(result) * weight))
+            float(np.sum(np.asarray(result) * weight).real)
             for result, weight in zip(results, cotangents, strict=True)
             if weight is not None
         )
 
     step, found = 1e-6, []
-    for place in sample.floating():
+    for place in sample.moving():
         gradient = np.zeros_like(values[place])
-        for at in np.ndindex(gradient.shape):
-            gradient[at] = (loss(place, at, step) - loss(place, at, -step)) / (2 * step)
+        for unit in (1, 1j) if gradient.dtype.kind == "c" else (1,):
+            for at in np.ndindex(gradient.shape):
+                difference = loss(place, at, unit * step) - loss(place, at, -unit * step)
+                gradient[at] += unit * difference / (2 * step)
         found.append(gradient)
     return found
 
 
 def compare_gradients(sample: Sample, gradients: Sequence[Any]) -> None:
     """Raise AssertionError where gradients are not those of the reference."""
-    places = sample.floating()
+    places = sample.moving()
     for place, got, right in zip(places, gradients, numeric_gradients(sample), strict=True):
         part = sample.recipe.schema.tensors[place]
         dtype = sample.tensors[place].dtype.name
         found = np.zeros_like(right) if got is None else wide(got)
-        tolerance = {"float64": 1e-5, "float32": 2e-3}.get(dtype, 0.1)
+        tolerance = _GRADIENT_TOLERANCES.get(dtype, 0.1)
         compare_arrays(found, right, f"the gradient of {part.name}", tolerance, tolerance)
 
 

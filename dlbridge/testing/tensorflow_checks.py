@@ -38,14 +38,14 @@ def check_gradient(subject: Subject) -> None:
     """A tape, against differences of the reference."""
     subject.require_gradient()
     tensors = subject.sample.given("tensorflow")
-    wanted = [tensors[place] for place in subject.sample.floating()]
+    wanted = [tensors[place] for place in subject.sample.moving()]
     cotangents = samples.weights(subject.sample.expected)
     with tf.GradientTape() as tape:
         tape.watch(wanted)
         results = samples.several(subject.sample.function(subject.call)(*tensors))
         loss = tf.add_n(
             [
-                tf.reduce_sum(result * tf.cast(weight, result.dtype))
+                tf.math.real(tf.reduce_sum(result * tf.cast(weight, result.dtype)))
                 for result, weight in zip(results, cotangents, strict=True)
                 if weight is not None
             ]

@@ -99,11 +99,11 @@ def check_gradient(subject: Subject) -> None:
     tensors = _leaves(subject)
     results = samples.several(subject.sample.function(subject.call)(*tensors))
     loss = sum(
-        (result * torch.as_tensor(weight, dtype=result.dtype)).sum()
+        (result * torch.as_tensor(weight, dtype=result.dtype)).sum().real
         for result, weight in zip(results, samples.weights(subject.sample.expected), strict=True)
         if weight is not None
     )
-    wanted = [tensors[place] for place in subject.sample.floating()]
+    wanted = [tensors[place] for place in subject.sample.moving()]
     gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
     samples.compare_gradients(subject.sample, gradients)
 
@@ -111,9 +111,9 @@ def check_gradient(subject: Subject) -> None:
 def check_gradcheck(subject: Subject) -> None:
     """torch.autograd.gradcheck: the vjp against the kernel itself, in float64."""
     subject.require_gradient()
-    floating = [subject.sample.tensors[place] for place in subject.sample.floating()]
-    if any(each.dtype != "float64" for each in floating):
-        raise Inapplicable("the kernel takes no float64")
+    moving = [subject.sample.tensors[place] for place in subject.sample.moving()]
+    if any(each.dtype.name not in ("float64", "complex128") for each in moving):
+        raise Inapplicable("the kernel takes no float64 or complex128")
     torch.autograd.gradcheck(subject.sample.function(subject.call), _leaves(subject))
 
 
@@ -152,6 +152,6 @@ def _leaves(subject: Subject, has_gradient: bool = True) -> list[Any]:
     """Return arguments, of which those are to be differentiated that can be."""
     tensors = subject.sample.given("torch")
     if has_gradient and not subject.recipe.schema.mutated:
-        for place in subject.sample.floating():
+        for place in subject.sample.moving():
             tensors[place].requires_grad_()
     return tensors

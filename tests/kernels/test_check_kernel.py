@@ -102,6 +102,32 @@ def test_results_that_are_numbers_of_each_kind(name: str, framework: Framework) 
     assert found.get("opcheck", "passed") == "passed", report
 
 
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_gradients_of_complex_numbers(name: str, is_right: bool, framework: Framework) -> None:
+    framework(name)
+
+    def turn(x: Any, r: Any) -> Any:
+        return x * x * r
+
+    def pull(x: Any, r: Any, grad: Any) -> Any:
+        to_x, to_r = grad * np.conj(2 * x * r), (grad * np.conj(x * x)).real
+        return to_x if is_right else np.conj(to_x), to_r
+
+    rule = wrap(
+        f"turn_vjp_{name}_{is_right}",
+        pull,
+        "(x: c128[n], r: f64[n], grad: c128[n]) -> (grad_x: c128[n], grad_r: f64[n])",
+    )
+    kernel = wrap(f"turn_{name}_{is_right}", turn, "(x: c128[n], r: f64[n]) -> c128[n]", vjp=rule)
+    options: Any = {"reference": turn, "framework": name}
+    if is_right:
+        found = statuses(check_kernel(kernel, turn, frameworks=[name]))
+        assert found["gradient"] == found.get("gradcheck", "passed") == "passed"
+    else:
+        assert "the gradient of x[" in failed(kernel, **options)["gradient"]
+
+
 def test_dtypes_that_numpy_lacks_are_skipped_without_ml_dtypes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -381,6 +381,26 @@ def test_plain_pointers_are_not_called_with_dltensors(cache: Path, abi: dict[str
     assert "abi='void(const float *x" in str(caught.value)
 
 
+COMPLEX = """
+#include <complex.h>
+#include <stdint.h>
+void turn(const float complex *x, const double _Complex *y, complex double *out, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        out[i] = conjf(x[i]) * y[i];
+}
+"""
+
+
+def test_complex_numbers_are_spelled_as_in_c(cache: Path) -> None:
+    schema = "test::turn(x: c64[n], y: c128[n]) -> c128[n]"
+    abi = "void(const float complex *x, const double _Complex *y, complex double *out, int64_t n)"
+    kernel = dlbridge.compile_c(COMPLEX, "turn", schema, abi)
+    x, y = np.array([1 + 2j], np.complex64), np.array([3 - 1j])
+    assert kernel(x, y).tolist() == [1 - 7j]
+    with pytest.raises(ArgumentError, match="calls 'turn' as `int turn"):
+        dlbridge.compile_c(COMPLEX, "turn", schema)
+
+
 @pytest.mark.parametrize(
     "abi",
     [

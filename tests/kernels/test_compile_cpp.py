@@ -206,6 +206,19 @@ def test_mistakes_are_refused_in_its_own_name(monkeypatch: pytest.MonkeyPatch) -
         dlbridge.compile_cpp("", "f")
 
 
+def test_complex_numbers_are_spelled_as_in_cpp() -> None:
+    source = """
+    #include <complex>
+    #include <cstdint>
+    extern "C" void turn(const std::complex<float> *x, std::complex<float> *out, int64_t n) {
+        for (int64_t i = 0; i < n; i++) out[i] = std::conj(x[i]);
+    }
+    """
+    abi = "void(const std::complex<float> *x, std::complex<float> *out, int64_t n)"
+    kernel = dlbridge.compile_cpp(source, "turn", "cpp::turn(x: c64[n]) -> c64[n]", abi)
+    assert kernel(np.array([1 + 2j], np.complex64)).tolist() == [1 - 2j]
+
+
 @pytest.mark.fast(lambda standard: standard == "c++17")
 @pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
 def test_the_header_compiles_without_warnings(standard: str, tmp_path: Path) -> None:

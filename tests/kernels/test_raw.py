@@ -339,6 +339,23 @@ def test_c_types_that_hold_a_dtype(dtype: str, kind: str) -> None:
     wrap(ffi.cast("void *", 16), f"raw::t(x!: {dtype}[n])", abi=f"void({kind} *x)")
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("double _Complex", "_Complex double", "double complex", "complex double"),
+        *("std::complex<double>", "thrust::complex< double >", "cuda::std::complex<double>"),
+        "cuDoubleComplex",
+    ],
+)
+def test_complex_numbers_are_spelled_as_elsewhere(kind: str) -> None:
+    abi = f"void(const {kind} *x, {kind}* out, int64_t n)"
+    assert wrap(axpy, "raw::f(x: c128[n]) -> c128[n]", abi=abi).schema is not None
+    with pytest.raises(ArgumentError, match=r"does not point to c64\[n\]"):
+        wrap(axpy, "raw::f(x: c64[n]) -> c64[n]", abi=abi)
+    narrow = abi.replace("double", "float").replace("Double", "")
+    assert wrap(axpy, "raw::f(x: c64[n]) -> c64[n]", abi=narrow).schema is not None
+
+
 def test_compiled_c(tmp_path) -> None:
     kernel = compile_c(
         "#include <stdint.h>\n"

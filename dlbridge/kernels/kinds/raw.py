@@ -43,6 +43,11 @@ _CUDA_TYPES = {
     "nv_bfloat16": "uint16_t", "__nv_fp8_e4m3": "uint8_t", "__nv_fp8_e5m2": "uint8_t",
 }  # fmt: skip
 _CUDA_TYPE = re.compile(rf"\b({'|'.join(_CUDA_TYPES)})\b(?=[^,()]*\*)")
+# Complex numbers of C, in either order, and of C++ and CUDA, as cffi has them.
+_COMPLEX_TYPE = re.compile(
+    r"\b(?:(float|double)\s+(?:complex|_Complex)|(?:complex|_Complex)\s+(float|double)"
+    r"|(?:\w+::\s*)*complex\s*<\s*(float|double)\s*>|cu(Double)?(?:Float)?Complex)(?!\w)"
+)
 _CONST = re.compile(r"\bconst\b")
 
 
@@ -140,7 +145,7 @@ def read_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
     """Return the C type of what is returned, and the parameters, checked against the schema.
 
     CUDA's `extern "C"`, `__global__` and `__restrict__` may stand in it, and pointers to `__half`
-    and the like.
+    and the like, and to complex numbers as C, C++ and CUDA spell them.
 
     Raises:
         ArgumentError: the text is no C signature, or does not fit the schema.
@@ -191,6 +196,7 @@ def find_returned(schema: Schema, returned: Any, parameters: list[CParameter]) -
 def parse_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
     """Return the same, whatever the schema says; it is named in refusals."""
     text = _CUDA_TYPE.sub(lambda each: _CUDA_TYPES[each[1]], _CUDA_WORDS.sub(" ", text))
+    text = _COMPLEX_TYPE.sub(_name_complex, text)
     found = _FUNCTION.fullmatch(text)
     if found is None:
         raise _refuse(schema, text, "is no C signature such as 'void(const float *x, int64_t n)'")
@@ -200,6 +206,11 @@ def parse_signature(schema: Schema, text: str) -> tuple[str, list[CParameter]]:
     body = found["parameters"].strip()
     texts = [] if body in ("", "void") else body.split(",")
     return returned.cname, [_parse_parameter(schema, one.strip()) for one in texts]
+
+
+def _name_complex(found: re.Match[str]) -> str:
+    real = found[1] or found[2] or found[3] or ("double" if found[4] else "float")
+    return f"{real} _Complex"
 
 
 def _parse_parameter(schema: Schema, text: str) -> CParameter:
