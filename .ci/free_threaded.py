@@ -27,7 +27,8 @@ def main() -> None:
         pip(target, "install", *wanted)
         return
     (cffi,) = [name for name in wanted if name.startswith("cffi")]
-    pip(target, "install", "wheel", *[name for name in wanted if name != cffi])
+    others = [name for name in wanted if name != cffi]
+    pip(target, "install", "--only-binary=:all:", "wheel", *others)  # the last NumPy with wheels
     with tempfile.TemporaryDirectory() as folder:
         source = without_check(cffi, Path(folder))
         pip(target, "install", "--no-build-isolation", str(source))

@@ -301,12 +301,25 @@ def test_a_weakly_typed_wide_array_goes_out_and_back() -> None:
 
 def test_layout_and_alignment() -> None:
     x = filled((4, 6), "float32")
-    assert to_jax(x.T).unsafe_buffer_pointer() == x.ctypes.data
+    is_shared = to_jax(x.T).unsafe_buffer_pointer() == x.ctypes.data
+    assert is_shared is adapter._takes_permuted()
     assert receipt_of(x[::2], "jax").why == "strides"
     assert receipt_of(filled((4,), "float32", 16), "jax").why == "alignment"
     refused("alignment", to_jax, filled((4,), "float32", 16), copy=False)
     refused("strides", to_jax, x[::2], copy=False)
     refused("strides", to_jax, x[::-1], copy=False)
+
+
+def test_programs_compiled_for_rows_read_columns_in_their_order() -> None:
+    """Some versions of JAX do not, so that such memory is copied for them."""
+    x = filled((4, 6), "float32")
+    x[:] = np.arange(24).reshape(4, 6)
+    program = jax.jit(lambda array: array + 1)
+    for _ in range(3):
+        program(jnp.zeros((6, 4)))
+    columns = to_jax(x.T)
+    for found in (columns, program(columns) - 1, jnp.sin(columns).at[:].set(columns)):
+        assert np.array_equal(found, x.T)
 
 
 @pytest.mark.fact(44)

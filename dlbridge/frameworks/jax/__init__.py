@@ -550,13 +550,24 @@ def _make_on(array: np.ndarray[Any, Any], device: Any) -> Any:
 
 
 @cache
+def _takes_permuted() -> bool:
+    """Return whether arrays of JAX can have memory whose dimensions are in another order.
+
+    JAX 0.4 to 0.5.0 takes such memory, but operations on it raise, and compiled programs that have
+    been called before read it in the wrong order; 0.6.1 to 0.7.1 forget the order, 0.7.2 refuses.
+    """
+    version: tuple[int, ...] = sys.modules["jax"].__version_info__
+    return (0, 5, 1) <= version < (0, 6, 1) or version >= (0, 8)
+
+
+@cache
 def _limits(wide: bool) -> native.Limits:
     return native.Limits(
         "jax",
         dtypes=_NARROW + (_WIDE if wide else []),
         devices=_devices(),
         alignment=64,
-        layout="permutation",
+        layout="permutation" if _takes_permuted() else "row_major",
         protects_readonly=True,
     )
 
