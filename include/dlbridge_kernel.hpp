@@ -27,6 +27,7 @@
 
 #include <algorithm>
 #include <array>
+#include <complex>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -156,6 +157,9 @@ template <> struct dtype_of<bfloat16> {
 };
 template <> struct dtype_of<float16> {
     static constexpr uint8_t code = kDLFloat;
+};
+template <typename T> struct dtype_of<std::complex<T>> {
+    static constexpr uint8_t code = kDLComplex;
 };
 
 template <typename T> inline bool is_of(const DLTensor &tensor) {

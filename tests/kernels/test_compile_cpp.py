@@ -206,6 +206,20 @@ def test_mistakes_are_refused_in_its_own_name(monkeypatch: pytest.MonkeyPatch) -
         dlbridge.compile_cpp("", "f")
 
 
+def test_views_of_complex_numbers() -> None:
+    kernel = compile_(
+        "squares",
+        "dlb::visit<float, std::complex<float>, std::complex<double>>(call.tensor(0), [&](auto t) {"
+        "    auto x = call.view<const decltype(t), 1>(0);"
+        "    auto out = call.view<decltype(t), 1>(1);"
+        "    for (int64_t i = 0; i < x.size(); i++) out(i) = x(i) * x(i);"
+        "});",
+        "(x: f32|c64|c128[n]) -> like x",
+    )
+    for dtype in ("complex64", "complex128"):
+        assert kernel(np.array([1 + 2j, 3], dtype)).tolist() == [-3 + 4j, 9]
+
+
 def test_complex_numbers_are_spelled_as_in_cpp() -> None:
     source = """
     #include <complex>
