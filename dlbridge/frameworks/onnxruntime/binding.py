@@ -1,7 +1,7 @@
 """Kernels in ONNX Runtime: called with OrtValues, and as operators of models.
 
-A kernel is an operator of the domain that its namespace names, of the version
-that it was wrapped with. In a model's node
+A kernel is an operator of the domain that its namespace names, of the version that it was wrapped
+with. In a model's node
 
     inputs      are the tensors of the schema, "" for an optional one that is left out
     outputs     are the results, then what the kernel writes in place

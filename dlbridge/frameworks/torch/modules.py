@@ -540,10 +540,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.written: set[int] = set()
         self.is_random = False
-        self._real: list[
-            ReferenceType[Any]
-        ] = []  # what was written of the tensors that are not fake
-        self._views: dict[int, tuple[Any, ReferenceType[Any]]] = {}  # storage -> it, and of what
+        # Of tensors that are not fake: those written, and by its address each storage of a view of
+        # one, which is fake.
+        self._real: list[ReferenceType[Any]] = []
+        self._views: dict[int, tuple[Any, ReferenceType[Any]]] = {}
 
     def kept(self, results: Sequence[Any]) -> list[Any]:
         """Return those real tensors that were written, which outlive the call, but for results.
@@ -568,7 +568,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
                 if isinstance(each, torch.Tensor):
                     self._write(each)
         made = func(*args, **(kwargs or {}))
-        # The storage of a view of a real tensor is fake; it is kept, and so is its address.
         viewed = [values.get(p.name) for p in parts if p.alias_info is not None]
         for real in filter(_is_real, viewed):
             for each in made if isinstance(made, list | tuple) else [made]:
