@@ -25,6 +25,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -378,8 +379,7 @@ def show_stubs(options: argparse.Namespace) -> int:
         return 0
     if not can_write("stubs", options.output):
         return 2
-    write_file(options.output, [written.encode()])
-    return 0
+    return 0 if save("stubs", options.output, written) else 2
 
 
 # ---- inspect ------------------------------------------------------------------------------------
@@ -519,11 +519,7 @@ def show_check(options: argparse.Namespace) -> int:
     else:
         print_reports(reports)
     for write, file in ((write_junit, options.junit), (write_html, options.html)):
-        try:
-            if file:
-                write(reports, file)
-        except OSError as error:
-            print(f"dlbridge check: cannot write {file}: {error.strerror}", file=sys.stderr)
+        if file and not attempt("check", file, partial(write, reports, file)):
             return 2
     return 1 if any(each.fails(options.fail_on) for each in reports) else 0
 
@@ -560,21 +556,43 @@ def can_write(command: str, *files: str | None) -> bool:
     for file in files:
         if file is None:
             continue
-        path = Path(file)
-        is_device = path.exists() and not path.is_file()  # else it is made anew in its folder
-        why = ""
-        if not file:
-            why = "its name is empty"
-        elif path.is_dir():
-            why = "it is a folder"
-        elif not path.parent.is_dir():
-            why = f"there is no folder {path.parent}"
-        elif not os.access(path if is_device else path.parent, os.W_OK):
-            why = "permission denied"
+        try:
+            why = _why_not_written(file)
+        except OSError as error:
+            why = str(error.strerror).lower()
         if why:
             text = escape_controls(f"dlbridge {command}: cannot write {file}: {why}")
             print(text, file=sys.stderr)
             return False
+    return True
+
+
+def _why_not_written(file: str) -> str:
+    path = Path(file)
+    is_device = path.exists() and not path.is_file()  # else it is made anew in its folder
+    if not file:
+        return "its name is empty"
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    is_open = os.access(path if is_device else path.parent, os.W_OK)
+    return "" if is_open else "permission denied"
+
+
+def save(command: str, file: str, text: str) -> bool:
+    """Write a file, and return whether it could be written."""
+    return attempt(command, file, partial(write_file, file, [text.encode()]))
+
+
+def attempt(command: str, file: str, write: Callable[[], object]) -> bool:
+    """Return whether a file could be written by this function, and say why not."""
+    try:
+        write()
+    except OSError as error:
+        text = f"dlbridge {command}: cannot write {file}: {str(error.strerror).lower()}"
+        print(escape_controls(text), file=sys.stderr)
+        return False
     return True
 
 
@@ -637,12 +655,8 @@ def show_matrix(options: argparse.Namespace) -> int:
     except ArgumentError as error:
         print(f"dlbridge {error}", file=sys.stderr)
         return 2
-    if options.html is not None:
-        try:
-            write_file(options.html, [heatmap.render(found).encode()])
-        except OSError as error:
-            print(f"dlbridge matrix: cannot write {options.html}: {error}", file=sys.stderr)
-            return 2
+    if options.html is not None and not save("matrix", options.html, heatmap.render(found)):
+        return 2
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
         return 1 if found.is_broken else 0

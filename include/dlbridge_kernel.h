@@ -289,6 +289,10 @@ template <typename Function>
 constexpr dlb_export_of<Function> dlb_describe(Function *function, const char *symbol) {
     static_assert(sizeof(dlb_export_of<Function>) == sizeof(dlb_export),
                   "a description has the layout of a dlb_export");
+    static_assert(
+        std::is_function<Function>::value,
+        "DLB_EXPORT takes a function; of a pointer to one, or of a lambda, write "
+        "a function that calls it");
     dlb_export_of<Function> made = {};
     made.size = sizeof made;
     made.symbol = symbol;

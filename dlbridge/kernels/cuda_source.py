@@ -26,10 +26,9 @@ from dlbridge.cuda.nvrtc import (
     read_architecture,
 )
 from dlbridge.errors import ArgumentError
-from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.source import COMMENT, included, lines_with
+from dlbridge.kernels.source import COMMENT, check_text, included, lines_with
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
 from dlbridge.text import did_you_mean
 
@@ -105,26 +104,17 @@ def compile_cuda(
         ... )  # doctest: +SKIP
     """
     check_names("compile_cuda", options, ("source", "name", "schema", "abi", "arch", "flags"))
-    _check_text("source", source)
+    check_text("source", source)
     flags = _check_flags(words("compile_cuda", "flags", flags))
     chosen = None if arch is None else read_architecture(arch)
     if name is None:
         if schema is not None or abi is not None or options:
             raise ArgumentError("schema=, abi= and options of wrap need the name of a kernel")
         return _module(source, flags, chosen)
-    _check_text("name", name)
+    check_text("name", name)
     if abi is not None:
-        _check_text("abi", abi)
+        check_text("abi", abi)
     return wrap(_module(source, flags, chosen)[name], schema, abi=abi, **options)
-
-
-def _check_text(argument: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise ArgumentError(f"{argument} must be text, got {describe(value)}")
-    if "\0" in value or (
-        not value.isascii() and value != value.encode("utf-8", "replace").decode()
-    ):
-        raise ArgumentError(f"{argument} must be text without NUL and lone surrogates")
 
 
 _FLAG_OF_ARCH = re.compile(r"--?(gpu-architecture|arch)(=|$)")
@@ -132,7 +122,7 @@ _FLAG_OF_ARCH = re.compile(r"--?(gpu-architecture|arch)(=|$)")
 
 def _check_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
     for each in flags:
-        _check_text("flags", each)
+        check_text("flags", each)
         if _FLAG_OF_ARCH.match(each):
             raise ArgumentError(f"flags: {each!r} is what arch= is for, as in arch='sm_90'")
     return flags
@@ -224,7 +214,7 @@ class Compiled(Module):
         Raises:
             ArgumentError: the source has no such kernel.
         """
-        _check_text("Module: a kernel's name", name)
+        check_text("Module: a kernel's name", name)
         symbol = self._first.symbol if name == self._unit.expression else name
         parameters = self._first.kernels.get(symbol)
         if parameters is not None:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Unpack
 from dlbridge import registry
 from dlbridge.calls import public, with_advice, words
 from dlbridge.errors import ArgumentError, KernelError, UnsupportedTypeError
-from dlbridge.exchange.protocol import describe
 from dlbridge.kernels import cache
 from dlbridge.kernels.builds import find_built
 from dlbridge.kernels.described import (
@@ -35,7 +34,7 @@ from dlbridge.kernels.described import (
 from dlbridge.kernels.elf import why_not_loaded
 from dlbridge.kernels.exports import TABLE, is_of, make_kernels, read_exports
 from dlbridge.kernels.kernel import Kernel
-from dlbridge.kernels.source import COMMENT, included, lines_with
+from dlbridge.kernels.source import COMMENT, check_text, included, lines_with
 from dlbridge.kernels.wrap import FurtherOptions, check_names, wrap
 from dlbridge.signals import not_from_handler
 from dlbridge.text import did_you_mean
@@ -274,6 +273,8 @@ def load_library(path: str | os.PathLike[str], *, schemas: Described | None = No
         raise ArgumentError(f"load_library: path must be text or a pathlib.Path, got {path!r}")
     if isinstance(path, str) and "/" not in path:
         return registry.load(_load, path, schemas=schemas)
+    if "\0" in os.fspath(path):
+        raise ArgumentError(f"load_library: {path!r} is no path: it has a NUL character")
     file = Path(os.fspath(path)).resolve()
     if file.is_dir():
         file = find_built(file)
@@ -506,16 +507,16 @@ def _compiled(
 ) -> Kernel:
     call = language.call
     check_names(call, options, ("source", "name", "schema", "abi", "flags", "compiler"))
-    _check_text(call, "source", source)
-    _check_text(call, "name", name)
-    _check_text(call, "abi", abi)
+    check_text(f"{call}: source", source)
+    check_text(f"{call}: name", name)
+    check_text(f"{call}: abi", abi)
     if not name.isidentifier():
         raise ArgumentError(
             f"{call}: name must be that of a {language.title} function, got {name!r}"
         )
     flags = words(call, "flags", flags)
     if compiler is not None:
-        _check_text(call, "compiler", compiler)
+        check_text(f"{call}: compiler", compiler)
     command = _find_compiler(language, compiler)
     library = _load_compiled(language, _build(language, source, flags, command), source)
     if name not in library:
@@ -542,11 +543,6 @@ def _load_compiled(language: _Language, path: Path, source: str) -> Library:
         f"{language.call}: {where} uses {found[1]!r}, which nothing defines: neither the source, "
         "nor libm, nor a library in flags="
     )
-
-
-def _check_text(call: str, argument: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise ArgumentError(f"{call}: {argument} must be text, got {describe(value)}")
 
 
 def include_directory() -> Path:

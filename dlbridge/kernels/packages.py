@@ -82,8 +82,10 @@ def _libraries(name: str) -> list[Path]:
         files = distribution(name).files or ()
     except not_from_handler(PackageNotFoundError, ValueError):
         if not folders:
-            known = {name for names in packages_distributions().values() for name in names}
-            nearest = did_you_mean(name, sorted({*known, *packages_distributions()}))
+            packages = packages_distributions()
+            known = {each for names in packages.values() for each in names}
+            modules = {each for each in packages if each.isidentifier()}  # a path may be of others
+            nearest = did_you_mean(name, sorted(known | modules))
             raise ArgumentError(
                 f"load_package: no package {name!r} is installed here{nearest}"
             ) from None

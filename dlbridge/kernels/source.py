@@ -6,9 +6,29 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dlbridge.errors import ArgumentError
+from dlbridge.exchange.protocol import describe
 from dlbridge.signals import not_from_handler
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+def check_text(what: str, value: object) -> None:
+    """Refuse what no compiler can read.
+
+    Args:
+        what: the argument, for the text; with the call where nobody else adds that.
+        value: of it.
+
+    Raises:
+        ArgumentError: it is no text, or has what UTF-8 or C has not.
+    """
+    if not isinstance(value, str):
+        raise ArgumentError(f"{what} must be text, got {describe(value)}")
+    if "\0" in value or (
+        not value.isascii() and value != value.encode("utf-8", "replace").decode()
+    ):
+        raise ArgumentError(f"{what} must be text without NUL and lone surrogates")
 
 
 def lines_with(source: str, name: str) -> str:

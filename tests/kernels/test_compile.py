@@ -254,6 +254,8 @@ def test_a_function_that_is_not_there_is_named(name: str) -> None:
     ("arguments", "text"),
     [
         ((b"int f;", "f"), "source must be text, got bytes"),
+        (("/*\0*/ int f;", "f"), "source must be text without NUL and lone surrogates"),
+        (("/*\ud800*/ int f;", "f"), "source must be text without NUL and lone surrogates"),
         (("int f;", 7), "name must be text, got int"),
         (("int f;", "a b"), "name must be that of a C function, got 'a b'"),
     ],

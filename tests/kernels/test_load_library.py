@@ -267,7 +267,7 @@ def test_the_header_is_clean_cpp(build: Build, standard: str) -> None:
     DLB_EXPORT(half, "clean::half(x: f32[n]) -> f32[n]", .platform = "cpu", .doc = "One, two.",
                .align = 8, .stream = "current", .cost = "n", .gil = "auto", .overlap = "forbid",
                .layout = "contiguous", .batch = "sequential", .jvp = nullptr, .vjp = "half_vjp",
-               .abi = "dltensors");
+               .abi = "dltensors", .autocast = "float32", .sharding = "n", .version = 2);
     int half_vjp(void *context, DLTensor *arguments, int count) noexcept {{
         return half(context, arguments, count);
     }}
@@ -278,6 +278,25 @@ def test_the_header_is_clean_cpp(build: Build, standard: str) -> None:
     library = dlbridge.load_library(path)
     assert library.half(np.ones(2, "f4")).tolist() == [0.5, 0.5]
     assert library.half.vjp is library.half_vjp
+    assert library.half.version == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "constexpr auto f = twice<2>;",
+        "constexpr auto f = [](void *, DLTensor *, int) { return 0; };",
+    ],
+)
+def test_what_is_no_function_is_not_exported(build: Build, function: str) -> None:
+    """A pointer or a lambda is data: a call of its address would end the process."""
+    source = f"""{HEADER}
+    template <int N> static int twice(void *, DLTensor *, int) {{ return N - N; }}
+    static {function}
+    DLB_EXPORT(f, "no_function::f(x: f32[n]) -> f32[n]");
+    """
+    with pytest.raises(AssertionError, match="DLB_EXPORT takes a function; of a pointer to one"):
+        build(source, language="c++", flags=("-std=c++17",))
 
 
 @pytest.mark.parametrize(
@@ -939,6 +958,11 @@ def test_a_package_without_one_library_is_refused(install: Callable[..., Path]) 
         dlbridge.load_package("two-libraries")
     with pytest.raises(ArgumentError, match=r"no package 'no-librari' is .*mean 'no-library'"):
         dlbridge.load_package("no-librari")
+
+
+def test_a_path_with_a_nul_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="is no path: it has a NUL character"):
+        dlbridge.load_library("./lib\0.so")
 
 
 @pytest.mark.fast(lambda name: name in ("", "os", ".numpy"))

@@ -141,6 +141,7 @@ def test_mistakes_are_refused(
     for options, status, text in (
         ([str(library), "--frameworks", "troch"], 2, "did you mean 'torch'"),
         ([str(library), "--output", str(tmp_path)], 2, "it is a folder"),
+        ([str(library), "--output", str(tmp_path / ("a" * 300))], 2, "cannot write"),
         (["no_such_package"], 2, "no package 'no_such_package' is installed here"),
         ([str(tmp_path / "typed.c")], 2, "cannot be read"),
     ):
