@@ -138,7 +138,7 @@ def test_a_kernel_of_a_library_is_a_function_of_jax(build: Build) -> None:
     """Compiled, with its gradient and its tangent."""
     jax = pytest.importorskip("jax")
     library = dlbridge.load_library(build(SCALE.replace("NAMESPACE", "of_jax")))
-    with jax.enable_x64(True):
+    with pytest.importorskip("dlbridge.testing.jax_checks").working():
         x = jax.numpy.arange(3.0)
         loss = jax.jit(lambda x: library.scale.jax(x, by=5.0).sum())
         assert jax.grad(loss)(x).tolist() == [5.0, 5.0, 5.0]

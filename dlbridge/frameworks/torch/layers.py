@@ -40,7 +40,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, model: Model) -> None:
         super().__init__()
         self._signatures = _Signatures(model)
-        self._number = self._signatures.number
+        self._key = self._signatures.key
         self._names = [held.name for held in model.held]
         self._follows_mode = model.follows_mode
         self._owners: list[tuple[int, str]] = []  # of each further part: its owner, its name there
@@ -132,7 +132,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
 
     def _forward_in_graph(self, args: Any, kwargs: Any) -> Any:
         """Do what `forward` does in a way that torch.compile can trace."""
-        owners, leaves = _paths(self._number)
+        owners, leaves = _paths(self._key)
         parts: list[Any] = [self]
         for place, name in owners:
             parts.append(getattr(parts[place], name))
@@ -140,7 +140,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         arguments = _describe((args, kwargs), operands)
         forms = tuple([(tuple([index(size) for size in x.shape]), x.dtype) for x in operands])
         needs = tuple([torch.is_grad_enabled() and x.requires_grad for x in operands])
-        planned = _plan(self._number, arguments, forms, needs)
+        planned = _plan(self._key, arguments, forms, needs)
         number, count, outcome, updated = planned
         if updated and torch.is_grad_enabled():
             _set_apart(operands, updated)
@@ -195,11 +195,11 @@ class _Signatures:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.number = next(_numbers)
+        self.key = str(next(_numbers))  # no number: Dynamo of torch 2.6 would make it a symbol
         self._found: dict[Hashable, Any] = {}
         self._plain: dict[Hashable, Any] = {}  # some of them, by their forms
         self._lock = registry.lock()
-        _BY_NUMBER[self.number] = self
+        _BY_KEY[self.key] = self
 
     def __deepcopy__(self, memo: Any) -> _Signatures:
         return self
@@ -470,7 +470,7 @@ def _spread(linear: Any, gradients: Sequence[Any]) -> list[Any]:
 
 # Compiled code that torch keeps on disk has these numbers: no two processes have the same.
 _numbers = registry.SerialNumbers(secrets.randbits(40) << 20)
-_BY_NUMBER: WeakValueDictionary[int, _Signatures] = WeakValueDictionary()
+_BY_KEY: WeakValueDictionary[str, _Signatures] = WeakValueDictionary()
 
 
 class _Numbered:
@@ -703,9 +703,9 @@ torch.library.register_vmap("dlbridge_bridge::run", _batch, lib=_LIBRARY)
 # every object that it reads besides.
 
 
-def _paths(number: int) -> tuple[Any, Any]:
+def _paths(key: str) -> tuple[Any, Any]:
     """Return of each further part its owner and its name there, and the same of each tensor."""
-    return _BY_NUMBER[number].paths
+    return _BY_KEY[key].paths
 
 
 def _describe(tree: Any, tensors: list[Any]) -> Any:
@@ -738,9 +738,9 @@ def _rebuild(description: Any, tensors: Sequence[Any]) -> Any:
     return found if kind == "list" else tuple(found)
 
 
-def _plan(number: int, arguments: Any, forms: Any, needs: Any) -> tuple[int, int, Any, Any]:
+def _plan(key: str, arguments: Any, forms: Any, needs: Any) -> tuple[int, int, Any, Any]:
     """Return the number of a program, how many results it has, what they are, what it updates."""
-    signatures = _BY_NUMBER[number]
+    signatures = _BY_KEY[key]
     model = signatures.model
     leaves, structure = model.flatten(_example(arguments))
     static = tuple([(None, None) if each is _TENSOR else fixed(each) for each in leaves])
