@@ -402,7 +402,7 @@ def ibcast(
         else:
             kind, small = _read_announced(call.name, ballot)
             made = call.receive(kind)
-            _check_announced(call, kind, small.size, made.nbytes)
+            _check_announced(call, over, kind, small.size, made.nbytes)
             np.asarray(raw_bytes(made))[: small.size] = small
         operation.nbytes = made.nbytes
         if made.nbytes > native.COPIED_MOST:
@@ -411,6 +411,17 @@ def ibcast(
         return own() if is_root else call.finish(made)
 
     return start(call, over, steps)
+
+
+def _sends_row(call: Call, over: Channel) -> bool:
+    """Return whether the root sends the row of the other rank alone."""
+    return call.name == "scatter" and over.size == 2
+
+
+def _small_bytes(call: Call, over: Channel, nbytes: int) -> int:
+    """Return how many bytes of the root's tensor travel with its ballot."""
+    small = nbytes // 2 if _sends_row(call, over) else nbytes
+    return small if small <= native.COPIED_MOST else 0
 
 
 def _announce(
@@ -424,13 +435,14 @@ def _announce(
         return call.ballot(over, kind=known, state=state, takes=True)
     tensor = call.source.tensor
     payload = call.source.kind.pack()
-    if tensor.nbytes <= native.COPIED_MOST:
-        payload += bytes(np.asarray(raw_bytes(tensor)))
+    if small := _small_bytes(call, over, tensor.nbytes):
+        start = small * (1 - over.rank) if _sends_row(call, over) else 0
+        payload += bytes(np.asarray(raw_bytes(tensor))[start : start + small])
     return call.ballot(over, payload, state=state, takes=True)
 
 
-def _check_announced(call: Call, kind: Kind, came: int, nbytes: int) -> None:
-    if came != (nbytes if nbytes <= native.COPIED_MOST else 0):
+def _check_announced(call: Call, over: Channel, kind: Kind, came: int, nbytes: int) -> None:
+    if came != _small_bytes(call, over, nbytes):
         raise MPIError(
             f"{call.name}: {kind} of {nbytes} bytes comes with {came}; run the same dlbridge on "
             "all ranks"
@@ -491,12 +503,15 @@ def iscatter(
         kind, small = _read_announced(call.name, ballot)
         made = call.receive(result(kind)) if target is None else target
         part = made.nbytes
-        _check_announced(call, kind, small.size, part * over.size)
+        _check_announced(call, over, kind, small.size, part * over.size)
         operation.nbytes = part
+        source = call.source.tensor if is_root and call.source is not None else None
         if small.size:
-            np.asarray(raw_bytes(made))[:] = small[part * over.rank : part * (over.rank + 1)]
+            if source is not None and _sends_row(call, over):
+                small = np.asarray(raw_bytes(source))
+            start = part * over.rank if len(small) > part else 0
+            np.asarray(raw_bytes(made))[:] = small[start : start + part]
         elif part:
-            source = call.source.tensor if is_root and call.source is not None else None
             yield from copy(over, operation, ballot.state, "scatter", source, made, root)
         return call.finish(made)
 

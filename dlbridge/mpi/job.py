@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from dlbridge import registry
+from dlbridge._core import native
 from dlbridge.errors import FrameworkMissingError, MPIError
 from dlbridge.signals import not_from_handler
 
@@ -313,15 +314,24 @@ def end_together(job: Job, progress: Any) -> None:
     """Make this process end the job when it fails, and say so when it ends."""
     before = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        before(kind, error, traceback)
-        if job.size > 1 and not hasattr(sys, "ps1"):
+    def end(code: int) -> None:
+        try:
             sys.stdout.flush()
             sys.stderr.flush()
             time.sleep(FORWARDING)
-            job.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        finally:
+            job.abort(code)
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        try:
+            before(kind, error, traceback)
+        finally:
+            code = 130 if issubclass(kind, KeyboardInterrupt) else 1
+            while job.size > 1 and not hasattr(sys, "ps1") and job.is_member():
+                with suppress(BaseException):  # Ctrl-C, once more
+                    native.defer_signals(end, code)
 
     def leave() -> None:
         try:

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -283,6 +283,17 @@ def gathered_and_scattered() -> None:
                 assert mpi.scatter(given, root, out=row) is row
                 check(row, all_[rank])
         assert type(mpi.scatter(given, root, to="dlbridge")).__name__ in ("Tensor", "ndarray")
+        scatter_in_python = import_module("dlbridge.mpi.collectives").iscatter
+        for count in (1, 2047, 2048, 2049, 4095, 4096, 4097, 8192):  # bytes of a row
+            rows = np.resize(np.arange(251, dtype="u1"), (size, count))
+            given = rows if rank == root else None
+            for late in (None, *range(size)):  # any rank by Python, or waiting in Python
+                if late == rank:
+                    pause(0.001)
+                row = np.zeros(count, "u1") if late == root else None
+                check(mpi.scatter(given, root, out=row, to="numpy"), rows[rank])
+                got = scatter_in_python(None, given, root, "numpy", row) if late == rank else None
+                check(got.wait() if got else mpi.scatter(given, root, out=row), rows[rank])
     requests = []
     for count in (3, 40000):
         x = np.full((size, count), float(rank))
@@ -3869,7 +3880,11 @@ def says_whom_it_waits_for() -> None:
         print(engine().job.mpi.COMM_WORLD.recv(source=0), flush=True)
 
 
-def is_interrupted_at_its_end() -> None:
+def interrupt_once(process: int) -> None:
+    os.kill(process, signal.SIGINT)
+
+
+def is_interrupted_at_its_end(interrupt: Callable[[int], None] = interrupt_once) -> None:
     """Rank 0 waits for rank 1 to end, and is interrupted."""
     world = engine().job.mpi.COMM_WORLD
     if mpi.rank() == 0:
@@ -3879,8 +3894,19 @@ def is_interrupted_at_its_end() -> None:
     job = engine().job
     while not job.left:
         job.notice()
-    os.kill(process, signal.SIGINT)
+    interrupt(process)
     world.recv(source=0)
+
+
+def is_interrupted_again_and_again() -> None:
+    """As someone at a terminal does who sees no effect within some milliseconds."""
+
+    def interrupt(process: int) -> None:
+        for _ in range(10):
+            os.kill(process, signal.SIGINT)
+            pause(0.03)
+
+    is_interrupted_at_its_end(interrupt)
 
 
 def ends_early() -> None:

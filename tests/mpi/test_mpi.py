@@ -252,6 +252,14 @@ def test_a_call_is_over_though_ranks_that_have_made_it_have_left() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@needs_mpi
+@pytest.mark.subprocess
+def test_ctrl_c_ends_the_job_though_it_comes_again() -> None:
+    done = start(2, PROGRAMS, "-", "is_interrupted_again_and_again", timeout=100)
+    assert done.returncode == 130, done.stderr
+    assert "KeyboardInterrupt" in done.stdout + done.stderr
+
+
 @pytest.mark.full
 @needs_mpi
 @pytest.mark.subprocess

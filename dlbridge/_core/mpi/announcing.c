@@ -49,28 +49,41 @@ bool dlb_read_kind(const char *data, size_t size, announced *out) {
 
 static const dlb_combine ROOT = {.takes = true}; /* its payload is taken */
 
+/* In a scatter to one other rank, the root sends that rank's row alone. */
+static bool sends_row(const dlb_peers *over, dlb_copy_kind kind) {
+    return kind == DLB_SCATTER && over->size == 2;
+}
+
+/* Bytes of a tensor that travel with the ballot; 0: it follows. */
+static size_t small_bytes(const dlb_peers *over, dlb_copy_kind kind, size_t nbytes) {
+    size_t small = sends_row(over, kind) ? nbytes / 2 : nbytes;
+    return small <= DLB_COPIED_MOST ? small : 0;
+}
+
 /* The ballot of the root, with a tensor that is small; NULL, perhaps with an
  * exception. */
-static dlb_ballot *announce(dlb_peers *over, const uint8_t *call, const source *from) {
+static dlb_ballot *announce(dlb_peers *over, const uint8_t *call, const source *from,
+                            dlb_copy_kind kind) {
     const DLTensor *dl = &from->view.dl;
-    size_t small = from->nbytes <= DLB_COPIED_MOST ? from->nbytes : 0;
+    size_t small = small_bytes(over, kind, from->nbytes);
+    size_t start = sends_row(over, kind) ? small * (size_t)(1 - over->rank) : 0;
     uint8_t tensor[16];
     dlb_kind_digest(dl->dtype, dl->ndim, dl->shape, tensor);
     dlb_ballot *ballot =
         dlb_ballot_new(over, call, tensor, dlb_kind_size(dl) + small, &ROOT);
     if (ballot != NULL)
-        memcpy(dlb_write_kind(dlb_ballot_payload(ballot), dl), dlb_source_data(from),
-               small);
+        memcpy(dlb_write_kind(dlb_ballot_payload(ballot), dl),
+               (char *)dlb_source_data(from) + start, small);
     return ballot;
 }
 
 /* What the root says: false, where Python goes on. Contents come with it, or follow. */
-static bool read_announced(const call *self, announced *said) {
+static bool read_announced(const call *self, dlb_copy_kind kind, announced *said) {
     dlb_ballot *ballot = self->ballot;
     return dlb_read_kind(dlb_ballot_payload(ballot), dlb_ballot_size(ballot), said) &&
            dlb_ballot_is_of(ballot, said->dtype, said->ndim, said->shape) &&
            said->nbytes <= INT_MAX &&
-           said->come == (said->nbytes <= DLB_COPIED_MOST ? said->nbytes : 0);
+           said->come == small_bytes(dlb_ballot_over(ballot), kind, said->nbytes);
 }
 
 /* Receive what is too large for the ballot. */
@@ -93,7 +106,7 @@ static int settled_bcast(call *self) {
             return dlb_begin_copying(self, self->nbytes);
         return self->nbytes > DLB_COPIED_MOST ? ODD : dlb_finish_call(self);
     }
-    if (!read_announced(self, &said))
+    if (!read_announced(self, DLB_BCAST, &said))
         return ODD;
     dlb_describe_result(self, said.dtype, said.ndim, said.shape);
     return said.come > 0 ? dlb_finish_with(self, said.contents)
@@ -106,11 +119,11 @@ static int say_what_comes(call *self, dlb_peers *over, const uint8_t digest[16],
                           const uint8_t *tensor, const source *from,
                           dlb_copy_kind kind) {
     bool is_root = self->root == over->rank;
-    self->ballot = is_root ? announce(over, digest, from)
+    self->ballot = is_root ? announce(over, digest, from, kind)
                            : dlb_ballot_new(over, digest, tensor, 0, &ROOT);
     if (self->ballot == NULL)
         return -1;
-    if (is_root && from->nbytes > DLB_COPIED_MOST && over->is_direct) {
+    if (is_root && small_bytes(over, kind, from->nbytes) == 0 && over->is_direct) {
         bool has_rows = kind == DLB_SCATTER;
         size_t part = has_rows ? dlb_row_bytes(over, from) : from->nbytes;
         return dlb_add_copies(self, over, kind, from, has_rows, part, NULL) < 0 ? -1
@@ -181,12 +194,15 @@ int dlb_begin_bcast(call *self, const quick *of, dlb_peers *over,
 static int settled_scatter(call *self) {
     const dlb_peers *over = dlb_ballot_over(self->ballot);
     announced said;
-    if (!read_announced(self, &said) || said.ndim < 1 || said.shape[0] != over->size)
+    if (!read_announced(self, DLB_SCATTER, &said) || said.ndim < 1 ||
+        said.shape[0] != over->size)
         return ODD;
     dlb_describe_result(self, said.dtype, said.ndim - 1, said.shape + 1);
-    return said.come > 0 ? dlb_finish_with(self, said.contents +
-                                                     self->nbytes * (size_t)over->rank)
-                         : receive_copies(self, DLB_SCATTER);
+    if (said.come == 0)
+        return receive_copies(self, DLB_SCATTER);
+    if (!sends_row(over, DLB_SCATTER))
+        return dlb_finish_with(self, said.contents + self->nbytes * (size_t)over->rank);
+    return dlb_finish_with(self, self->root == over->rank ? self->data : said.contents);
 }
 
 /* Where the row of this rank goes. Returns how many dimensions of the whole it knows,
@@ -241,6 +257,12 @@ int dlb_begin_scatter(call *self, const quick *of, dlb_peers *over,
         open_row(self, of, over, has_source ? &from : NULL, args[3], shape, &begun);
     if (ndim > 0)
         dlb_kind_digest(self->dtype, ndim, shape, tensor);
+    if (begun > 0 && is_root && sends_row(over, DLB_SCATTER) &&
+        small_bytes(over, DLB_SCATTER, from.nbytes) > 0) {
+        self->memory = dlb_buffer_retain(from.view.buffer);
+        self->data =
+            (char *)dlb_source_data(&from) + from.nbytes / 2 * (size_t)over->rank;
+    }
     if (begun > 0)
         begun = self->converter == NULL
                     ? 0
