@@ -169,11 +169,11 @@ _TEXTS = {
 
 
 def _beside(count: int, place: int) -> str:
-    which = "it" if count == 1 else "the first" if place >= 0 else "the last"
+    which = "" if count == 1 else "the first " if place >= 0 else "the last "
     if place in (0, -1):
-        return f"{which} directly {'behind its end' if place == 0 else 'before its start'}"
+        return f"{which}directly {'behind its end' if place == 0 else 'before its start'}"
     away = _bytes(place if place > 0 else -1 - place)
-    return f"{which} {away} {'behind its end' if place > 0 else 'before its start'}"
+    return f"{which}{away} {'behind its end' if place > 0 else 'before its start'}"
 
 
 def _bytes(count: int) -> str:

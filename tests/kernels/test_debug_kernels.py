@@ -438,7 +438,7 @@ def test_the_environment_switches_it_on(value: str | None, printed: list[str]) -
 @pytest.mark.parametrize(
     ("reason", "count", "place", "words"),
     [
-        ("out_of_bounds", 1, 0, "1 byte changed, it directly behind its end"),
+        ("out_of_bounds", 1, 0, "1 byte changed, directly behind its end"),
         ("out_of_bounds", 8, 4, "8 bytes changed, the first 4 bytes behind its end"),
         ("out_of_bounds", 8, -1, "8 bytes changed, the last directly before its start"),
         ("out_of_bounds", 8, -5, "8 bytes changed, the last 4 bytes before its start"),
