@@ -259,8 +259,8 @@ class Kernel(native.KernelBase):
 
     def __repr__(self) -> str:
         what = str(self.schema) if self.schema is not None else f"{self.name}(*tensors)"
-        platforms = ", ".join(self.platforms)
-        return f"<dlbridge.Kernel {escape_controls(what)}: {self.kind} for {platforms}>"
+        what = escape_controls(what) + (f", version {self.version}" if self.version > 1 else "")
+        return f"<dlbridge.Kernel {what}: {self.kind} for {', '.join(self.platforms)}>"
 
     def __copy__(self) -> Self:
         return self

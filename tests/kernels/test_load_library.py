@@ -181,6 +181,7 @@ def test_every_field_arrives(build: Build, language: str) -> None:
     given = ("broadcast", "strided", "allow", "auto", "3 * n", "default", 64, "float32", ("n",), 3)
     assert tuple(getattr(kernel, option) for option in options) == given
     assert kernel.platforms == ("cpu",)
+    assert "-> f32[n], version 3: " in repr(kernel)
     assert (kernel.vjp.name, kernel.vjp.version) == ("fields::copy_vjp", 1)
     x = np.arange(3, dtype="float32")
     np.testing.assert_array_equal(kernel(x), x)
