@@ -162,6 +162,11 @@ template <typename T> struct dtype_of<std::complex<T>> {
     static constexpr uint8_t code = kDLComplex;
 };
 
+inline void check_given(const DLTensor &tensor) {
+    check(!dlb_is_missing(&tensor), "a view of an optional tensor that was left out: "
+                                    "call.is_missing(place) says so");
+}
+
 template <typename T> inline bool is_of(const DLTensor &tensor) {
     using Value = std::remove_cv_t<T>;
     return tensor.dtype.code == dtype_of<Value>::code &&
@@ -184,6 +189,7 @@ inline void visit(const DLTensor &tensor, Body &&body) {
 template <typename T, int N> class view {
   public:
     explicit view(const DLTensor &tensor) : data_(static_cast<T *>(tensor.data)) {
+        check_given(tensor);
         check(tensor.ndim == N, "a view of ", N, " dimensions on a tensor of ",
               tensor.ndim);
         check(is_of<T>(tensor), "a view of another dtype than its tensor: code ",
@@ -233,6 +239,7 @@ template <typename T> class flat {
   public:
     explicit flat(const DLTensor &tensor)
         : data_(static_cast<T *>(tensor.data)), size_(1) {
+        check_given(tensor);
         check(is_of<T>(tensor), "a view of another dtype than its tensor: code ",
               int(tensor.dtype.code), ", bits ", int(tensor.dtype.bits));
         for (int dim = tensor.ndim - 1; dim >= 0; dim--) {

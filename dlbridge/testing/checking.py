@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -81,6 +81,21 @@ class Subject(NamedTuple):
         ]
         return rows + arrays[counted.result_count :]
 
+    def choices(self) -> Iterator[tuple[str, Subject]]:
+        """Yield the call in words and the subject, as it is and with optional tensors left out.
+
+        Each of them is left out alone, and then all.
+        """
+        yield "", self
+        schema = self.recipe.kernel.schema
+        assert schema is not None
+        names = [part.name for part in schema.tensors if part.optional]
+        for left_out in [{name} for name in names] + ([set(names)] if len(names) > 1 else []):
+            recipe = self.recipe._replace(left_out=frozenset(left_out)).with_lists()
+            sample = samples.make_sample(recipe, self.sample.dtypes)
+            words = ", ".join(f"{name}=None" for name in names if name in left_out)
+            yield words, self._replace(recipe=recipe, sample=sample, others=[])
+
     @property
     def returns_written(self) -> bool:
         """Whether written arguments come back as new values, after the results."""
@@ -94,7 +109,8 @@ class Subject(NamedTuple):
         """Call a function of tensors; return results and written arguments."""
         got = samples.several(function(*tensors))
         if not self.returns_written:
-            got += [tensors[place] for place in self.recipe.schema.mutated]
+            written = [tensors[place] for place in self.recipe.schema.mutated]
+            got += [each for each in written if each is not None]
         return got
 
     def require_gradient(self) -> None:
@@ -200,7 +216,8 @@ def check_kernel(
 
     Arguments are made from the schema. Checked are, in each framework: `values` against the
     reference, in every dtype; `inputs`, which must stay as they were; `empty` tensors; `threads`,
-    which call it at once; `sharding`, that halves of arguments give halves of results, and in JAX
+    which call it at once; `optional`, without its optional tensors, and with each choice of
+    optional results; `sharding`, that halves of arguments give halves of results, and in JAX
     with several devices, that sharded arguments give the same results; of a kernel whose results
     are numbers its `.tensors`, and that the kernel itself gives these `numbers`. In NumPy and
     PyTorch: `layouts` (strided, transposed and, in NumPy, reversed, misaligned and read-only
@@ -210,15 +227,18 @@ def check_kernel(
     (tf.function), `vmap` (tf.vectorized_map), `gradient`. Values of bfloat16 and other dtypes that
     NumPy lacks are made with ml_dtypes; where that is not installed, these dtypes are skipped.
 
-    Gradients are compared with differences of the reference; those of complex numbers as torch has
-    them, of which JAX's are the conjugates. What does not apply (a gradient where
-    the kernel has no vjp, a dtype or a shape that the framework does not have) is skipped, and the
-    report says why. A kernel that crashes ends the process: nothing runs in another one.
+    Gradients are compared with differences of the reference, also without optional tensors; those
+    of complex numbers as torch has them, of which JAX's are the conjugates. What does not apply (a
+    gradient where the kernel has no vjp, a dtype or a shape that the framework does not have) is
+    skipped, and the report says why. A kernel that crashes ends the process: nothing runs in
+    another one.
 
     Args:
         kernel: with a schema, for the CPU.
         reference: the same in NumPy, for the same arguments. It gets floating arrays as float64,
-            complex ones as complex128, and writes into its arguments where the kernel does.
+            complex ones as complex128, an optional tensor that is left out as None, and writes
+            into its arguments where the kernel does. Its results need no cast to the kernel's
+            dtype, and must have float64 or complex128 where gradients are compared.
         sizes: extents of named dimensions, a tuple for a pack: {"n": 5, "...": (2, 3)}; lengths of
             lists of tensors, by their names or those of the lists, otherwise 2.
         scalars: values of scalars; those that are left out have their defaults.
@@ -346,7 +366,8 @@ def _check_in(subject: Subject, left_out: frozenset[str]) -> list[CheckRow]:
     schema = subject.recipe.kernel.schema
     assert schema is not None
     checks |= LIST_CHECKS if any(part.is_list for part in schema.tensors) else {}
-    checks |= OPTIONAL_CHECKS if schema.has_optional_results else {}
+    has_optional = schema.has_optional_results or any(part.optional for part in schema.tensors)
+    checks |= OPTIONAL_CHECKS if has_optional else {}
     checks |= NUMBER_CHECKS if subject.recipe.kernel.recipe.outer is not None else {}
     checks |= SHARDING_CHECKS if subject.recipe.kernel.sharding else {}
     working = _working(name)
@@ -479,13 +500,17 @@ def check_lists(subject: Subject) -> None:
 
 
 def check_optional(subject: Subject) -> None:
-    """Each choice of the bools that decide whether a result is there."""
+    """Optional tensors left out, and each choice of the bools that decide on results."""
     schema = subject.recipe.kernel.schema
     assert schema is not None
+    for words, choice in subject.choices():
+        sample = choice.sample
+        if words and any(each is not None for each in sample.tensors):
+            with told(words):
+                got = choice.outputs(sample.function(choice.call), sample.given(choice.framework))
+                sample.compare(got)
     names = dict.fromkeys(part.condition for part in schema.results if part.condition)
     flags = [name for name in names if schema.by_name[name].kind == "bool"]
-    if not flags:
-        raise Inapplicable("arguments that may be None decide which results there are")
     for values in itertools.product((False, True), repeat=len(flags)):
         chosen = dict(zip(flags, values, strict=True))
         recipe = subject.recipe._replace(scalars={**subject.recipe.scalars, **chosen}).with_lists()
@@ -552,6 +577,33 @@ def check_threads(subject: Subject) -> None:
         for sample, several in zip(each, pool.map(call, each, given), strict=True):
             for got in several:
                 sample.compare(got, "called by several threads, ")
+
+
+@contextmanager
+def told(words: str) -> Iterator[None]:
+    """Name the choice of optional arguments in the text of what fails in the block."""
+    try:
+        yield
+    except not_from_handler(Exception) as error:
+        if not words or isinstance(error, Inapplicable) or samples.why_not(error) is not None:
+            raise
+        kind = "" if type(error) is AssertionError else f"{type(error).__name__}: "
+        raise AssertionError(f"with {words}, {kind}{error}") from error
+
+
+def in_each_choice(check: Check) -> Check:
+    """Return a check that is made of the call as it is, and without its optional tensors."""
+
+    def run(subject: Subject) -> None:
+        for words, choice in subject.choices():
+            try:
+                with told(words):
+                    check(choice)
+            except Inapplicable:
+                if not words:
+                    raise
+
+    return run
 
 
 def _own_module(name: str) -> ModuleType | None:
@@ -659,7 +711,8 @@ CHECKS: dict[str, Check] = {
 }
 LIST_CHECKS: dict[str, Check] = {"lists": check_lists}  # where the schema has lists of tensors
 NUMBER_CHECKS: dict[str, Check] = {"numbers": check_numbers}  # where results are numbers
-OPTIONAL_CHECKS: dict[str, Check] = {"optional": check_optional}  # where it has optional results
+# Where a tensor, or a result, is optional.
+OPTIONAL_CHECKS: dict[str, Check] = {"optional": check_optional}
 SHARDING_CHECKS: dict[str, Check] = {"sharding": check_sharding}  # where it has sharding=
 # Where memory can be laid out as one likes, and looked at.
 MEMORY_CHECKS: dict[str, Check] = {"layouts": check_layouts, "out": check_out}

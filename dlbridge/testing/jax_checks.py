@@ -13,7 +13,7 @@ from dlbridge._core import native
 from dlbridge.kernels.sharding import splits
 from dlbridge.signals import not_from_handler
 from dlbridge.testing import samples
-from dlbridge.testing.checking import Inapplicable, Subject
+from dlbridge.testing.checking import Inapplicable, Subject, in_each_choice
 
 
 def working() -> AbstractContextManager[Any]:
@@ -86,6 +86,7 @@ def check_vmap(subject: Subject) -> None:
     )
 
 
+@in_each_choice
 def check_gradient(subject: Subject) -> None:
     """jax.grad, inside jax.jit if shapes allow it, against differences of the reference."""
     subject.require_gradient()

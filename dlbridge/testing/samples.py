@@ -51,6 +51,7 @@ class Recipe(NamedTuple):
     Attributes:
         schema: of the kernel; with lists of tensors, that for lists of certain lengths.
         flat: how its tensors are grouped, with lists.
+        left_out: optional tensor arguments that are None.
     """
 
     kernel: Kernel
@@ -62,6 +63,7 @@ class Recipe(NamedTuple):
     rtol: float | None
     atol: float | None
     flat: Flat | None = None
+    left_out: frozenset[str] = frozenset()
 
     def with_lists(self, length: int = LENGTH) -> Recipe:
         """Return the recipe for lists of these lengths, or of those that `sizes` says.
@@ -80,7 +82,10 @@ class Recipe(NamedTuple):
                 own = self.sizes.get(str(part.many.value), own)
                 lists.append([None] * self.sizes.get(part.name, own))
         left = iter(lists)
-        tensors = [True if part.many is None else next(left) for part in schema.tensors]
+        tensors = [
+            (None if part.name in self.left_out else True) if part.many is None else next(left)
+            for part in schema.tensors
+        ]
         scalars = [self.scalars.get(part.name, part.default) for part in schema.scalars]
         try:
             flat = flatten(schema, lengths_of(schema, tensors, scalars))
@@ -95,7 +100,7 @@ class Sample(NamedTuple):
     Attributes:
         recipe: what it was made by.
         dtypes: the dtype variables of the schema, bound.
-        tensors: one Tensor for each tensor argument.
+        tensors: one Tensor for each tensor argument; None for one that is left out.
         scalars: by name.
         results: shape and dtype of each result, by the schema.
         expected: what the reference gave: results, then written arguments.
@@ -103,7 +108,7 @@ class Sample(NamedTuple):
 
     recipe: Recipe
     dtypes: dict[str, DType]
-    tensors: list[native.TensorBase]
+    tensors: list[Any]
     scalars: dict[str, Any]
     results: list[tuple[tuple[int, ...], DType]]
     expected: list[Array]
@@ -119,22 +124,29 @@ class Sample(NamedTuple):
 
     def given(self, framework: str) -> list[Any]:
         """Return the tensor arguments as tensors of a framework, in memory of their own."""
-        return [native.convert(each, framework, copy=True) for each in self.tensors]
+        return [
+            None if each is None else native.convert(each, framework, copy=True)
+            for each in self.tensors
+        ]
 
     def moving(self) -> list[int]:
         """Return the places of the tensor arguments that can be differentiated."""
-        dtypes = [each.dtype for each in self.tensors]
-        return [place for place, x in enumerate(dtypes) if x.is_floating or x.is_complex]
+        return [
+            place
+            for place, each in enumerate(self.tensors)
+            if each is not None and (each.dtype.is_floating or each.dtype.is_complex)
+        ]
 
     def compare(self, got: Iterable[Any], what: str = "") -> None:
         """Raise AssertionError where values are not those that the reference gave."""
-        compare(self.recipe, list(got), self.expected, names(self.recipe.schema), what)
+        named = names(self.recipe.schema, self.recipe.left_out)
+        compare(self.recipe, list(got), self.expected, named, what)
 
 
-def names(schema: Schema) -> list[str]:
+def names(schema: Schema, left_out: frozenset[str] = frozenset()) -> list[str]:
     """Return the names of what a call gives: results, then written arguments."""
     written = [schema.tensors[place].name for place in schema.mutated]
-    return [each.name for each in schema.results] + written
+    return [each.name for each in schema.results] + [x for x in written if x not in left_out]
 
 
 def bind(
@@ -279,9 +291,14 @@ def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **em
     dtypes = {**dtypes, **{name: scalars[name] for _, name in schema.typed}}
     packs = {name: tuple(empty.get(name, recipe.sizes.get(name, PACK))) for name in schema.packs}
     rng = np.random.default_rng(seed)
-    tensors, values = [], []
+    tensors: list[Any] = []
+    values: list[Any] = []
     for each in schema.tensors:
         assert each.dtype is not None
+        if each.name in recipe.left_out:
+            tensors.append(None)
+            values.append(None)
+            continue
         shape: list[int] = []
         for dim in each.dims:
             extent = _evaluate(schema, dim, extents)
@@ -294,7 +311,9 @@ def make_sample(recipe: Recipe, dtypes: Mapping[str, DType], seed: int = 0, **em
         made = _random(rng, tuple(shape), dtype) if maker is None else maker(rng, tuple(shape))
         tensors.append(_tensor(np.asarray(made), dtype))
         values.append(wide(tensors[-1]))
-    found = [Described(each.shape, each.dtype, "", "cpu") for each in tensors]
+    found = [
+        None if each is None else Described(each.shape, each.dtype, "", "cpu") for each in tensors
+    ]
     try:
         results = schema.results_of(schema.bind(found, list(scalars.values())))
     except ArgumentError as error:
@@ -353,13 +372,13 @@ def _held(tensor: Any) -> native.TensorBase:
 
 def _ask(
     recipe: Recipe,
-    values: Sequence[Array],
+    values: Sequence[Any],
     scalars: Mapping[str, Any],
     results: Sequence[tuple[Any, DType]],
 ) -> list[Array]:
     """Return what the reference says, checked against the schema."""
     schema = recipe.schema
-    copies = [each.copy() for each in values]
+    copies: list[Any] = [None if each is None else each.copy() for each in values]
     got = several(bind(recipe, recipe.reference, scalars)(*copies))
     if len(got) != len(results):
         raise ArgumentError(
@@ -373,7 +392,7 @@ def _ask(
                 f"check_kernel: the reference of {schema.qualified} returned {part.name!r} of "
                 f"shape {array.shape}; by the schema it has {tuple(shape)}"
             )
-    return arrays + [copies[place] for place in schema.mutated]
+    return arrays + [copies[place] for place in schema.mutated if copies[place] is not None]
 
 
 # ---- comparing -----------------------------------------------------------------------------------
@@ -439,13 +458,14 @@ def numeric_gradients(sample: Sample) -> list[Array]:
     complex number, the imaginary part is the derivative by the imaginary part.
     """
     cotangents = weights(sample.expected)
-    values = [wide(each) for each in sample.tensors]
+    values = [None if each is None else wide(each) for each in sample.tensors]
     function = bind(sample.recipe, sample.recipe.reference, sample.scalars)
 
     def loss(place: int, at: tuple[int, ...], step: complex) -> float:
-        moved = [each.copy() for each in values]
+        moved: list[Any] = [None if each is None else each.copy() for each in values]
         moved[place][at] += step
         results = several(function(*moved))
+        _check_precision(sample.recipe.schema, results)
         return sum(
             float(np.sum(np.asarray(result) * weight).real)
             for result, weight in zip(results, cotangents, strict=True)
@@ -461,6 +481,22 @@ def numeric_gradients(sample: Sample) -> list[Array]:
                 gradient[at] += unit * difference / (2 * step)
         found.append(gradient)
     return found
+
+
+def _check_precision(schema: Schema, results: Sequence[Any]) -> None:
+    """Refuse results of a reference that are rounded more coarsely than differences need.
+
+    Raises:
+        ArgumentError: a result is of a floating or complex dtype below 64 bits for each number.
+    """
+    for part, result in zip(schema.results, results, strict=False):
+        dtype = np.asarray(result).dtype
+        if dtype.kind in "fc" and np.finfo(dtype).bits < 64:
+            raise ArgumentError(
+                f"check_kernel: the reference of {schema.qualified} returned {part.name!r} as "
+                f"{dtype.name}, which is too coarse for the differences that gradients are "
+                "compared with; return what it computed in float64 or complex128"
+            )
 
 
 def compare_gradients(sample: Sample, gradients: Sequence[Any]) -> None:

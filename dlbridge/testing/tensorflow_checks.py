@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dlbridge._core import native
 from dlbridge.testing import samples
-from dlbridge.testing.checking import Subject
+from dlbridge.testing.checking import Subject, in_each_choice
 
 
 def working() -> AbstractContextManager[Any]:
@@ -34,6 +34,7 @@ def check_vmap(subject: Subject) -> None:
     subject.compare_batch(got, expected)
 
 
+@in_each_choice
 def check_gradient(subject: Subject) -> None:
     """A tape, against differences of the reference."""
     subject.require_gradient()

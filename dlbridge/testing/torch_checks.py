@@ -14,7 +14,7 @@ from dlbridge.frameworks.torch.autocasting import Casts
 from dlbridge.kernels.autocast import CAST
 from dlbridge.kernels.kernel import recorded
 from dlbridge.testing import samples
-from dlbridge.testing.checking import Inapplicable, Subject
+from dlbridge.testing.checking import Inapplicable, Subject, in_each_choice
 
 
 def working() -> AbstractContextManager[Any]:
@@ -93,6 +93,7 @@ def check_vmap(subject: Subject) -> None:
     )
 
 
+@in_each_choice
 def check_gradient(subject: Subject) -> None:
     """Autograd, against differences of the reference."""
     subject.require_gradient()

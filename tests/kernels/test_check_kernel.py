@@ -382,3 +382,85 @@ def test_mistakes_in_the_call_are_refused() -> None:
         check_kernel(needy, times)
     with pytest.raises(ArgumentError, match=r"returned 'out' of shape \(\); by the schema"):
         check_kernel(kernel, lambda x, by: x.sum())
+
+
+def add(xs: Any, y: Any, z: Any = None, bias: Any = None) -> Any:
+    return sum([x * x for x in xs], y) + (0 if z is None else z) + (0 if bias is None else 3 * bias)
+
+
+ADD = "(xs: f64[n][k], y: f64[n], z: f64[n]? = None, bias: f64[n]? = None) -> f64[n]"
+ADD_VJP = (
+    "(grad: f64[n], xs: f64[n][k], z: f64[n]?, bias: f64[n]?)"
+    " -> (grad_xs: f64[n][k], grad_y: f64[n], grad_z: f64[n]? if z, grad_bias: f64[n]? if bias)"
+)
+
+
+def pull_add(grad: Any, xs: Any, z: Any, bias: Any) -> Any:
+    to_z, to_bias = None if z is None else grad, None if bias is None else 3 * grad
+    return [2 * x * grad for x in xs], grad.copy(), to_z, to_bias
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_tensors_that_may_be_none_are_left_out(name: str, framework: Framework) -> None:
+    framework(name)
+    rule = wrap(f"add_vjp_{name}", pull_add, ADD_VJP)
+    kernel = wrap(f"add_{name}", add, ADD, vjp=rule)
+    found = statuses(check_kernel(kernel, add, frameworks=[name]))
+    assert found["optional"] == found.get("gradient", "passed") == "passed"
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_a_kernel_that_is_wrong_without_an_optional_tensor_is_found(
+    name: str, framework: Framework
+) -> None:
+    framework(name)
+
+    def wrong(xs: Any, y: Any, z: Any = None, bias: Any = None) -> Any:
+        if z is None and bias is None:
+            raise ValueError("it needs one of them")
+        return add(xs, y, z, bias) + (0 if z is not None else 1)
+
+    kernel = wrap(f"add_wrong_{name}", wrong, ADD)
+    text = failed(kernel, reference=add, framework=name)["optional"]
+    assert text.startswith("with z=None, out")
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
+def test_a_gradient_that_is_wrong_without_an_optional_tensor_is_found(
+    name: str, framework: Framework
+) -> None:
+    framework(name)
+
+    def wrong(grad: Any, xs: Any, z: Any, bias: Any) -> Any:
+        to_xs, *others = pull_add(grad, xs, z, bias)
+        return [x if bias is None else each for x, each in zip(xs, to_xs, strict=True)], *others
+
+    rule = wrap(f"add_wrong_vjp_{name}", wrong, ADD_VJP)
+    kernel = wrap(f"add_wrong_rule_{name}", add, ADD, vjp=rule)
+    found = failed(kernel, reference=add, framework=name)
+    assert found["gradient"].startswith("with bias=None, the gradient of xs[0]"), found
+
+
+def test_optional_tensors_that_are_written_or_the_only_ones() -> None:
+    def count(x: Any, seen: Any = None) -> Any:
+        if seen is not None:
+            seen += x
+        return 2 * x
+
+    kernel = wrap("count", count, "(x: f64[n], seen!: f64[n]? = None) -> f64[n]")
+    assert statuses(check_kernel(kernel, count, frameworks=["numpy"]))["optional"] == "passed"
+
+    def total(x: Any = None, *, n: int) -> Any:
+        return np.zeros(n) if x is None else x + 1
+
+    kernel = wrap("total", total, "(x: f64[n]? = None, *, n: int) -> f64[n]")
+    assert statuses(check_kernel(kernel, total, frameworks=["numpy"]))["optional"] == "passed"
+
+
+def test_a_reference_too_coarse_for_differences_is_named(framework: Framework) -> None:
+    framework("torch")
+    kernel = wrap("halved", lambda x: 0.5 * x, "(x: f64[n]) -> f64[n]", vjp=lambda grad: 0.5 * grad)
+    coarse = failed(
+        kernel, framework="torch", reference=lambda x: (0.5 * x).astype("float32"), rtol=1e-5
+    )
+    assert "returned 'out' as float32, which is too coarse" in coarse["gradient"]

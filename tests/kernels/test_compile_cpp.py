@@ -249,3 +249,18 @@ def test_the_header_compiles_without_warnings(standard: str, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     kernel = dlbridge.load_library(library).row_sums
     assert kernel(np.ones((2, 3))).tolist() == [3.0, 3.0]
+
+
+def test_a_view_of_a_tensor_that_was_left_out_is_an_error() -> None:
+    for name, view in (
+        ("view_of_none", "view<const double, 1>"),
+        ("flat_of_none", "flat<const double>"),
+    ):
+        kernel = compile_(
+            name,
+            f"auto y = call.{view}(1); call.flat<double>(2)[0] = y.data()[0];",
+            "(x: f64[n], y: f64[n]? = None) -> f64[n]",
+        )
+        assert kernel(np.zeros(1), np.ones(1)) == [1]
+        with pytest.raises(KernelError, match="an optional tensor that was left out"):
+            kernel(np.zeros(1))
