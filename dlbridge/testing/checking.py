@@ -125,6 +125,15 @@ class Subject(NamedTuple):
         ):
             raise Inapplicable("no argument, or no result, is floating or complex")
 
+    def require_jvp(self) -> None:
+        """End the check where there is no jvp, or nothing to differentiate."""
+        if self.recipe.kernel.jvp is None:
+            raise Inapplicable("the kernel has no jvp")
+        if self.recipe.schema.mutated:
+            raise Inapplicable("it writes its arguments")
+        if not self.sample.moving() or not samples.floating(self.sample, self.sample.expected):
+            raise Inapplicable("no argument, or no result, is floating or complex")
+
     def require_batch(self) -> None:
         """End the check where there is nothing to batch."""
         if self.recipe.schema.mutated:
@@ -224,7 +233,8 @@ def check_kernel(
     memory) and `out=`, of which it must write every element and nothing around it. In PyTorch:
     `opcheck`, `compile`, `export`, `vmap`, `gradient`, in float64 `gradcheck`, and `autocast`; in
     JAX, with 64-bit types: `jit`, `export`, `vmap`, `gradient`; in TensorFlow: `function`
-    (tf.function), `vmap` (tf.vectorized_map), `gradient`. Values of bfloat16 and other dtypes that
+    (tf.function), `vmap` (tf.vectorized_map), `gradient`; of a kernel with a jvp, in each of these
+    three, `jvp`. Values of bfloat16 and other dtypes that
     NumPy lacks are made with ml_dtypes; where that is not installed, these dtypes are skipped.
 
     Gradients are compared with differences of the reference, also without optional tensors; those
@@ -718,7 +728,7 @@ SHARDING_CHECKS: dict[str, Check] = {"sharding": check_sharding}  # where it has
 MEMORY_CHECKS: dict[str, Check] = {"layouts": check_layouts, "out": check_out}
 # Each is `check_<name>` in "<framework>_checks", which is imported with the framework.
 OWN_CHECKS = {
-    "torch": ("opcheck", "compile", "export", "vmap", "gradient", "gradcheck", "autocast"),
-    "jax": ("jit", "export", "vmap", "gradient"),
-    "tensorflow": ("function", "vmap", "gradient"),
+    "torch": ("opcheck", "compile", "export", "vmap", "gradient", "gradcheck", "jvp", "autocast"),
+    "jax": ("jit", "export", "vmap", "gradient", "jvp"),
+    "tensorflow": ("function", "vmap", "gradient", "jvp"),
 }

@@ -87,6 +87,28 @@ def check_vmap(subject: Subject) -> None:
 
 
 @in_each_choice
+def check_jvp(subject: Subject) -> None:
+    """jax.jvp, inside jax.jit, against differences of the reference."""
+    subject.require_jvp()
+    places, tensors = subject.sample.moving(), subject.sample.given("jax")
+    function = subject.sample.function(subject.call)
+
+    def moving(*some: Any) -> Any:
+        given = [*tensors]
+        for place, each in zip(places, some, strict=True):
+            given[place] = each
+        return samples.floating(subject.sample, function(*given))
+
+    primals = [tensors[place] for place in places]
+    tangents = [
+        jax.numpy.asarray(each, primal.dtype)
+        for each, primal in zip(samples.directions(subject.sample), primals, strict=True)
+    ]
+    differentiate = jax.jit(lambda primals, tangents: jax.jvp(moving, primals, tangents)[1])
+    samples.compare_tangents(subject.sample, differentiate(primals, tangents))
+
+
+@in_each_choice
 def check_gradient(subject: Subject) -> None:
     """jax.grad, inside jax.jit if shapes allow it, against differences of the reference."""
     subject.require_gradient()

@@ -510,6 +510,38 @@ def compare_gradients(sample: Sample, gradients: Sequence[Any]) -> None:
         compare_arrays(found, right, f"the gradient of {part.name}", tolerance, tolerance)
 
 
+def directions(sample: Sample) -> list[Array]:
+    """Return a tangent for each argument that can be differentiated."""
+    values = [wide(sample.tensors[place]) for place in sample.moving()]
+    return [each for each in weights(values) if each is not None]
+
+
+def floating(sample: Sample, results: Any) -> list[Any]:
+    """Return those results of a call that can be differentiated."""
+    found = zip(several(results), sample.results, strict=True)
+    return [each for each, (_, dtype) in found if dtype.is_floating or dtype.is_complex]
+
+
+def compare_tangents(sample: Sample, tangents: Sequence[Any]) -> None:
+    """Raise AssertionError where tangents, along `directions`, are not those of the reference."""
+    function = bind(sample.recipe, sample.recipe.reference, sample.scalars)
+    step, ends = 1e-6, []
+    for sign in (1, -1):
+        moved: list[Any] = [None if each is None else wide(each) for each in sample.tensors]
+        for place, direction in zip(sample.moving(), directions(sample), strict=True):
+            moved[place] = moved[place] + sign * step * direction
+        results = several(function(*moved))
+        _check_precision(sample.recipe.schema, results)
+        ends.append(floating(sample, results))
+    parts = floating(sample, [each.name for each in sample.recipe.schema.results])
+    dtypes = floating(sample, [dtype.name for _, dtype in sample.results])
+    for name, dtype, got, *pair in zip(parts, dtypes, tangents, *ends, strict=True):
+        right = (np.asarray(pair[0]) - np.asarray(pair[1])) / (2 * step)
+        found = np.zeros_like(right) if got is None else wide(got)
+        tolerance = _GRADIENT_TOLERANCES.get(dtype, 0.1)
+        compare_arrays(found, right, f"the tangent of {name}", tolerance, tolerance)
+
+
 def why_not(error: BaseException) -> str | None:
     """Return why a framework cannot be asked: it has no such tensors; None for other errors."""
     reason = getattr(error, "reason", None) if isinstance(error, DLBridgeError) else None

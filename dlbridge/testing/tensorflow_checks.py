@@ -35,6 +35,22 @@ def check_vmap(subject: Subject) -> None:
 
 
 @in_each_choice
+def check_jvp(subject: Subject) -> None:
+    """A tf.autodiff.ForwardAccumulator, against differences of the reference."""
+    subject.require_jvp()
+    tensors = subject.sample.given("tensorflow")
+    primals = [tensors[place] for place in subject.sample.moving()]
+    tangents = [
+        tf.cast(each, primal.dtype)
+        for each, primal in zip(samples.directions(subject.sample), primals, strict=True)
+    ]
+    with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
+        results = subject.sample.function(subject.call)(*tensors)
+    moved = [accumulator.jvp(each) for each in samples.floating(subject.sample, results)]
+    samples.compare_tangents(subject.sample, moved)
+
+
+@in_each_choice
 def check_gradient(subject: Subject) -> None:
     """A tape, against differences of the reference."""
     subject.require_gradient()

@@ -20,7 +20,7 @@ OWN = [
     (name, check)
     for name, checks in checking.OWN_CHECKS.items()
     for check in checks
-    if check != "autocast"  # which needs another kernel: see below
+    if check not in ("autocast", "jvp")  # which need another kernel: see below
 ]
 SCHEMA = "(x: f64[n], *, by: float = 2.0) -> f64[n]"
 
@@ -79,6 +79,7 @@ def test_a_right_kernel_passes_every_check_of(name: str, framework: Framework) -
         "fine",
         "for (int64_t i = 0; i < n; i++) out[i] = dlb_get_float(context, 0) * x[i];",
         vjp=lambda grad, by: by * grad,
+        jvp=lambda tangent_x, by: by * tangent_x,
     )
     report = check_kernel(kernel, times, frameworks=[name], scalars={"by": 3.0})
     found = statuses(report)
@@ -126,6 +127,35 @@ def test_gradients_of_complex_numbers(name: str, is_right: bool, framework: Fram
         assert found["gradient"] == found.get("gradcheck", "passed") == "passed"
     else:
         assert "the gradient of x[" in failed(kernel, **options)["gradient"]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_jvp_is_compared_with_differences_of_the_reference(
+    name: str, is_right: bool, framework: Framework
+) -> None:
+    """Of each floating result, whatever the vjp is."""
+    framework(name)
+
+    def both(x: Any, y: Any) -> Any:
+        return x * y, np.arange(3), x - y
+
+    def push(x: Any, y: Any, tangent_x: Any, tangent_y: Any) -> Any:
+        second = tangent_x - tangent_y if is_right else tangent_x + tangent_y
+        return x * tangent_y + y * tangent_x, second
+
+    kernel = wrap(
+        f"both_{name}_{is_right}",
+        both,
+        "(x: f64|c128[n], y: f64[n]) -> (z: f64|c128[n], i64[3], d: f64|c128[n])",
+        jvp=push,
+    )
+    if is_right:
+        report = check_kernel(kernel, both, frameworks=[name])
+        assert statuses(report)["jvp"] == "passed", report
+    else:
+        text = failed(kernel, framework=name, reference=both)["jvp"]
+        assert text.startswith("the tangent of d[")
 
 
 def test_dtypes_that_numpy_lacks_are_skipped_without_ml_dtypes(
@@ -189,6 +219,7 @@ def test_every_installed_framework_is_checked_by_default(framework: Framework) -
     done = {row.framework for row in report.rows if row.check == "values"}
     assert {"numpy", "torch"} <= done
     assert "torch.gradient: skipped: the kernel has no vjp" in str(report)
+    assert "torch.jvp: skipped: the kernel has no jvp" in str(report)
 
 
 def test_a_framework_without_the_dtype_is_skipped_and_the_report_says_why(
