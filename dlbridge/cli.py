@@ -317,7 +317,7 @@ def show_kernels(options: argparse.Namespace) -> int:
 
     try:
         path, name = options.library, str(options.library)
-        is_package = not path.exists() and name.replace("-", "_").isidentifier()
+        is_package = not path.is_file() and name.replace("-", "_").isidentifier()
         exports = list_exports(find_library(name) if is_package else path)
         exports.sort(key=lambda each: (each.schema.qualified, each.symbol))
     except (DLBridgeError, OSError) as error:

@@ -293,7 +293,7 @@ template <typename T> class list {
     const T *end() const {
         return data_ + size_;
     }
-    T operator[](int64_t index) const {
+    const T &operator[](int64_t index) const {
         check(index >= 0 && index < size_, "number ", index, " of a list of ", size_);
         return data_[index];
     }

@@ -264,3 +264,13 @@ def test_a_view_of_a_tensor_that_was_left_out_is_an_error() -> None:
         assert kernel(np.zeros(1), np.ones(1)) == [1]
         with pytest.raises(KernelError, match="an optional tensor that was left out"):
             kernel(np.zeros(1))
+
+
+def test_a_tensor_behind_a_list_may_be_left_out() -> None:
+    kernel = compile_(
+        "behind_a_list",
+        "call.flat<double>(call.count() - 1)[0] = dlb_is_missing(&call.tensors(1)[0]);",
+        "(xs: f64[n][], y: f64[n]? = None) -> f64[n]",
+    )
+    x = np.ones(1)
+    assert [kernel([x, x])[0], kernel([x, x], x)[0], kernel([x], x)[0]] == [1, 0, 0]

@@ -946,6 +946,23 @@ def test_a_package_gives_its_library(
     assert "mykernels_a::scale" in capsys.readouterr().out
 
 
+def test_the_command_takes_a_package_beside_a_folder_of_its_name(
+    install: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Beside the project that it was built from."""
+    install("mykernels-e", "mykernels_e", "libkernels.so")
+    project = tmp_path / "beside"
+    (project / "mykernels_e").mkdir(parents=True)
+    monkeypatch.chdir(project)
+    cli = importlib.import_module("dlbridge.cli")
+    for command in ("kernels", "stubs"):
+        assert cli.main([command, "mykernels_e"]) == 0
+        assert "scale_vjp" in capsys.readouterr().out
+
+
 def test_a_package_without_one_library_is_refused(install: Callable[..., Path]) -> None:
     """With what there is."""
     install("no-library", "mykernels_b")
