@@ -270,3 +270,117 @@ def test_a_spectrum_by_torch_is_differentiated_in_jax() -> None:
     np.testing.assert_allclose(value, own, rtol=1e-5)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
     assert dlbridge.to_numpy(gradient).dtype == "complex64"
+
+
+# ---- results whose size the kernel says ----------------------------------------------------------
+
+
+def upper(z):
+    return z[z.imag > 0] ** 2
+
+
+def pull_upper(z, grad):
+    found = np.zeros_like(z)
+    found[z.imag > 0] = grad * np.conj(2 * z[z.imag > 0])
+    return found
+
+
+@pytest.fixture(params=["rule", "torch"])
+def counted(request):
+    schema = f"complex_counted_{request.param}::upper(z: c64[n]) -> c64[k<=n]"
+    if request.param == "torch":
+        pytest.importorskip("torch")
+        return wrap(upper, schema, abi="python:torch", vjp="torch")
+    vjp = wrap(
+        pull_upper,
+        "complex_counted_rule::upper_vjp(z: c64[n], grad: c64[k]) -> c64[n]",
+        abi="python:numpy",
+    )
+    return wrap(upper, schema, abi="python:numpy", vjp=vjp)
+
+
+KNOWN = np.array([1 + 1j, 2 - 1j, -1 + 3j, 0.5 + 0.5j], np.complex64)
+FACTOR = 2 - 3j  # of a loss that is real, and not symmetric in the two parts
+
+
+def test_gradients_of_results_of_unknown_size_in_torch(counted) -> None:
+    torch = pytest.importorskip("torch")
+    found = []
+    for function in (counted, upper):
+        z = torch.tensor(KNOWN, requires_grad=True)
+        (FACTOR * function(z)).sum().real.backward()
+        found.append(z.grad.numpy())
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def test_gradients_of_results_of_unknown_size_in_jax(counted) -> None:
+    jax = pytest.importorskip("jax")
+    found = [
+        np.asarray(jax.grad(lambda z, f=f: (FACTOR * f(z)).sum().real)(jax.numpy.asarray(KNOWN)))
+        for f in (counted.jax, upper)
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_results_of_unknown_size_in_tensorflow(counted, compiled) -> None:
+    tf = pytest.importorskip("tensorflow")
+    own = lambda z: tf.boolean_mask(z, tf.math.imag(z) > 0) ** 2  # noqa: E731
+    found = []
+    for function in (counted.tensorflow, own):
+        called = tf.function(function, autograph=False) if compiled else function
+        z = tf.constant(KNOWN)
+        with tf.GradientTape() as tape:
+            tape.watch(z)
+            loss = tf.math.real(tf.reduce_sum(FACTOR * called(z)))
+        found.append(tf.convert_to_tensor(tape.gradient(loss, z)).numpy())
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+# ---- several devices -----------------------------------------------------------------------------
+
+SHARDS = """
+import jax, numpy as np
+import dlbridge
+from jax.sharding import PartitionSpec
+
+product = dlbridge.wrap(
+    lambda x, y: x * np.exp(y) * y.conj(),
+    "complex_shards::product(x: c64[n], y: c64[n]) -> c64[n]", abi="python:numpy",
+    vjp=lambda x, y, grad: (
+        grad * (jax.numpy.exp(y) * y.conj()).conj(),
+        grad * (x * jax.numpy.exp(y) * y.conj()).conj() + grad.conj() * x * jax.numpy.exp(y),
+    ),
+    sharding="n",
+)
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+specs = PartitionSpec("d"), PartitionSpec()
+x = jax.numpy.asarray([1 + 2j, 3 - 1j, -2 + 0.5j, 1j], "complex64")
+y = jax.numpy.asarray([0.5 - 1j, 1 + 1j], "complex64")
+
+def derivatives(function, compiled):
+    split = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs[0])
+    gradients = jax.grad(lambda x, y: ((2 - 3j) * split(x, y)).sum().real, (0, 1))
+    tangents = lambda x, y: jax.jvp(split, (x, y), (1j * x, y + 1))[1]
+    if compiled:
+        gradients, tangents = jax.jit(gradients), jax.jit(tangents)
+    return *gradients(x, y), tangents(x, y)
+
+for compiled in (False, True):
+    found = derivatives(product.jax, compiled)
+    right = derivatives(lambda x, y: x * jax.numpy.exp(y) * y.conj(), compiled)
+    for one, other in zip(found, right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
+print("done")
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.preloaded("jax")
+def test_derivatives_on_shards_in_jax(run_python, framework) -> None:
+    """In `shard_map`, by an argument that is split and by one that all devices have."""
+    jax = framework("jax")
+    if jax.__version_info__ < (0, 7):
+        pytest.skip("jax.shard_map does not check axes here")
+    flags = "--xla_force_host_platform_device_count=2"
+    assert "done" in run_python(SHARDS, timeout=200, XLA_FLAGS=flags).check()
