@@ -784,7 +784,9 @@ def _make_derivative(function: Function, schema: Schema, framework: str, word: s
         forward = _restricted(partial(function, **scalars), schema, primals)
         return differentiate(framework, forward, [primals[place] for place in moving], others)
 
-    return _compile_jax(derivative, schema) if framework == "jax" else derivative
+    # No program has results whose size the values say.
+    is_compiled = framework == "jax" and not schema.counts
+    return _compile_jax(derivative, schema) if is_compiled else derivative
 
 
 def _pull_back(framework: str, forward: Function, primals: Sequence[Any], given: Any) -> Any:

@@ -285,12 +285,12 @@ def pull_upper(z, grad):
     return found
 
 
-@pytest.fixture(params=["rule", "torch"])
+@pytest.fixture(params=["rule", "torch", "jax"])
 def counted(request):
     schema = f"complex_counted_{request.param}::upper(z: c64[n]) -> c64[k<=n]"
-    if request.param == "torch":
-        pytest.importorskip("torch")
-        return wrap(upper, schema, abi="python:torch", vjp="torch")
+    if request.param != "rule":
+        pytest.importorskip(request.param)
+        return wrap(upper, schema, abi=f"python:{request.param}", vjp=request.param)
     vjp = wrap(
         pull_upper,
         "complex_counted_rule::upper_vjp(z: c64[n], grad: c64[k]) -> c64[n]",
