@@ -46,7 +46,7 @@ NOT_TENSORS: dict[str, tuple[Any, str, str, str]] = {
     "dict": ({"a": X}, "type", "dict", "convert_tree"),
     "list of arrays": ([X, X], "type", "list", "convert_tree"),
     "tuple": ((1, 2), "type", "tuple", "as_tensor takes nested numbers"),
-    "set": ({1}, "type", "set", "convert_tree"),
+    "set": ({1}, "type", "set", "put what is in it into a list"),
     "float": (3.0, "type", "float", "as_tensor takes numbers"),
     "array-like": (Arraylike(), "type", "Arraylike", "pass numpy.asarray(x)"),
     "class": (np.ndarray, "type", "the class ndarray", "pass an object of it"),
