@@ -784,9 +784,11 @@ def _make_derivative(function: Function, schema: Schema, framework: str, word: s
         forward = _restricted(partial(function, **scalars), schema, primals)
         return differentiate(framework, forward, [primals[place] for place in moving], others)
 
-    # No program has results whose size the values say.
-    is_compiled = framework == "jax" and not schema.counts
-    return _compile_jax(derivative, schema) if is_compiled else derivative
+    # No program has results whose size the values say, and so none of their derivatives.
+    if schema.counts or getattr(function, "_needs_values", False):
+        derivative._needs_values = True  # type: ignore[attr-defined]
+        return derivative
+    return _compile_jax(derivative, schema) if framework == "jax" else derivative
 
 
 def _pull_back(framework: str, forward: Function, primals: Sequence[Any], given: Any) -> Any:

@@ -313,6 +313,20 @@ def test_gradients_of_results_of_unknown_size_in_torch(counted) -> None:
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["torch", "jax"])
+def test_tangents_of_results_of_unknown_size_in_torch(kind) -> None:
+    """The transpose of the rule that was derived, which looks at values again."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip(kind)
+    schema = f"complex_pushed_{kind}::upper(z: c64[n]) -> c64[k<=n]"
+    kernel = wrap(upper, schema, abi=f"python:{kind}", vjp=kind)
+    z, t = torch.tensor(KNOWN), torch.tensor(T)
+    for found, right in zip(
+        torch.func.jvp(kernel, (z,), (t,)), torch.func.jvp(upper, (z,), (t,)), strict=True
+    ):
+        np.testing.assert_allclose(found.numpy(), right.numpy(), rtol=1e-5)
+
+
 def test_gradients_of_results_of_unknown_size_in_jax(counted) -> None:
     jax = pytest.importorskip("jax")
     found = [
