@@ -314,13 +314,15 @@ def end_together(job: Job, progress: Any) -> None:
     """Make this process end the job when it fails, and say so when it ends."""
     before = sys.excepthook
 
-    def end(code: int) -> None:
+    def end(kind: type[BaseException]) -> None:
+        if job.size == 1 or hasattr(sys, "ps1"):
+            return
         try:
             sys.stdout.flush()
             sys.stderr.flush()
             time.sleep(FORWARDING)
         finally:
-            job.abort(code)
+            job.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -328,10 +330,10 @@ def end_together(job: Job, progress: Any) -> None:
         try:
             before(kind, error, traceback)
         finally:
-            code = 130 if issubclass(kind, KeyboardInterrupt) else 1
-            while job.size > 1 and not hasattr(sys, "ps1") and job.is_member():
-                with suppress(BaseException):  # Ctrl-C, once more
-                    native.defer_signals(end, code)
+            try:
+                native.defer_signals(end, kind)
+            finally:  # once more, for an interrupt of the first time
+                native.defer_signals(end, kind)
 
     def leave() -> None:
         try:
