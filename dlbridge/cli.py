@@ -569,13 +569,13 @@ def can_write(command: str, *files: str | None) -> bool:
 
 def _why_not_written(file: str) -> str:
     path = Path(file)
-    is_device = path.exists() and not path.is_file()  # else it is made anew in its folder
+    is_device = path.exists() and not path.is_file()  # any other file is replaced in its folder
     if not file:
         return "its name is empty"
     if path.is_dir():
         return "it is a folder"
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
+        return f"the folder {path.parent} does not exist"
     is_open = os.access(path if is_device else path.parent, os.W_OK)
     return "" if is_open else "permission denied"
 

@@ -1117,20 +1117,20 @@ static inline void dlb_ort_free(dlb_ort_operator *made) {
     free(made);
 }
 
-/* NULL: out of memory, or it has no name. */
-/* A description that an older header compiled says none. */
+/* Descriptions compiled with an older header have no such field. */
 static inline void dlb_ort_read_version(dlb_ort_operator *made) {
     const dlb_export *described = made->described;
     int64_t version = 0;
     if (described->size >= offsetof(dlb_export, version) + sizeof version)
         version = described->version;
-    made->version = version == 0 ? 1 : (int)version;
-    if (version < 0 || version > DLB_ORT_LAST_VERSION) {
-        made->version = 1;
+    made->version = 1;
+    if (version < 0 || version > DLB_ORT_LAST_VERSION)
         dlb_ort_say_why(made, "its .version is not from 1 to 1000");
-    }
+    else if (version > 0)
+        made->version = (int)version;
 }
 
+/* NULL: out of memory, or it has no name. */
 static inline dlb_ort_operator *dlb_ort_make(const dlb_export *described) {
     dlb_ort_operator *made = (dlb_ort_operator *)calloc(1, sizeof *made);
     if (made == NULL)

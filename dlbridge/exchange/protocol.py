@@ -64,7 +64,7 @@ def root_module(kind: object) -> str:
 _COLUMNS = "to convert_tree for a dict of its columns"
 _FRAME = f"x.to_numpy(), or a table {_COLUMNS}"
 # How the tensors inside are had, by the top-level module of the object's type: the first of these
-# whose attribute the type has. What has none of them, such as a query or a group, holds no tensor.
+# whose attribute the type has. An object with none of them, such as a query, holds no tensor.
 _ACCESSORS: dict[str, tuple[tuple[str, str], ...]] = {
     "awkward": (("to_numpy", "ak.to_numpy(x)"),),
     "dask": (("compute", "x.compute()"),),

@@ -218,7 +218,7 @@ def _plain_array(x: Any, pyarrow: Any) -> Any:
     raise ExchangeError("dtype", f"from_dlpack: a pyarrow array of {x.type} holds {advice}")
 
 
-# What to do about a type that is no number, by the function of pyarrow.types that tests for it.
+# Advice for types that are not numbers, by the function of pyarrow.types that recognises them.
 _ADVICE = (
     ("is_boolean", 'bits; cast it to uint8, as x.cast("uint8") does'),
     ("is_decimal", 'no plain numbers; pass x.cast("float64")'),

@@ -784,7 +784,7 @@ def _make_derivative(function: Function, schema: Schema, framework: str, word: s
         forward = _restricted(partial(function, **scalars), schema, primals)
         return differentiate(framework, forward, [primals[place] for place in moving], others)
 
-    # No program has results whose size the values say, and so none of their derivatives.
+    # Where values decide on the size of a result, jax.jit can compile no derivative either.
     if schema.counts or getattr(function, "_needs_values", False):
         derivative._needs_values = True  # type: ignore[attr-defined]
         return derivative

@@ -274,7 +274,9 @@ def load_library(path: str | os.PathLike[str], *, schemas: Described | None = No
     if isinstance(path, str) and "/" not in path:
         return registry.load(_load, path, schemas=schemas)
     if "\0" in os.fspath(path):
-        raise ArgumentError(f"load_library: {path!r} is no path: it has a NUL character")
+        raise ArgumentError(
+            f"load_library: {path!r} is not a valid path: it contains a NUL character"
+        )
     file = Path(os.fspath(path)).resolve()
     if file.is_dir():
         file = find_built(file)

@@ -44,7 +44,7 @@ def write_project(name: str, into: Path) -> list[Path]:
 def _check_place(into: Path, root: Path) -> None:
     """Refuse a folder that is not there, and one that would be written over."""
     if not into.is_dir():
-        kind = "it is not a folder" if into.exists() else "there is no such folder; create it first"
+        kind = "it is not a folder" if into.exists() else "it does not exist; create it first"
         raise ArgumentError(f"new-kernel-library: cannot write into {into}: {kind}")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ArgumentError(f"new-kernel-library: {root} is there already; choose another name")

@@ -14,14 +14,14 @@ COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def check_text(what: str, value: object) -> None:
-    """Refuse what no compiler can read.
+    """Refuse text that a compiler cannot read.
 
     Args:
         what: the argument, for the text; with the call where nobody else adds that.
         value: of it.
 
     Raises:
-        ArgumentError: it is no text, or has what UTF-8 or C has not.
+        ArgumentError: it is not text, or contains NUL or lone surrogates.
     """
     if not isinstance(value, str):
         raise ArgumentError(f"{what} must be text, got {describe(value)}")

@@ -315,7 +315,7 @@ def end_together(job: Job, progress: Any) -> None:
     before = sys.excepthook
 
     def end(kind: type[BaseException]) -> None:
-        if job.size == 1 or hasattr(sys, "ps1"):
+        if job.size == 1 or hasattr(sys, "ps1") or not job.is_member():
             return
         try:
             sys.stdout.flush()

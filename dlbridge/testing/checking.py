@@ -516,7 +516,7 @@ def check_optional(subject: Subject) -> None:
     for words, choice in subject.choices():
         sample = choice.sample
         if words and any(each is not None for each in sample.tensors):
-            with told(words):
+            with naming_choice(words):
                 got = choice.outputs(sample.function(choice.call), sample.given(choice.framework))
                 sample.compare(got)
     names = dict.fromkeys(part.condition for part in schema.results if part.condition)
@@ -590,7 +590,7 @@ def check_threads(subject: Subject) -> None:
 
 
 @contextmanager
-def told(words: str) -> Iterator[None]:
+def naming_choice(words: str) -> Iterator[None]:
     """Name the choice of optional arguments in the text of what fails in the block."""
     try:
         yield
@@ -607,7 +607,7 @@ def in_each_choice(check: Check) -> Check:
     def run(subject: Subject) -> None:
         for words, choice in subject.choices():
             try:
-                with told(words):
+                with naming_choice(words):
                     check(choice)
             except Inapplicable:
                 if not words:

@@ -90,22 +90,12 @@ def check_vmap(subject: Subject) -> None:
 def check_jvp(subject: Subject) -> None:
     """jax.jvp, inside jax.jit, against differences of the reference."""
     subject.require_jvp()
-    places, tensors = subject.sample.moving(), subject.sample.given("jax")
-    function = subject.sample.function(subject.call)
-
-    def moving(*some: Any) -> Any:
-        given = [*tensors]
-        for place, each in zip(places, some, strict=True):
-            given[place] = each
-        return samples.floating(subject.sample, function(*given))
-
-    primals = [tensors[place] for place in places]
-    tangents = [
-        jax.numpy.asarray(each, primal.dtype)
-        for each, primal in zip(samples.directions(subject.sample), primals, strict=True)
-    ]
+    sample = subject.sample
+    moving, primals = samples.of_moving(sample, sample.function(subject.call), sample.given("jax"))
+    pairs = zip(samples.directions(sample), primals, strict=True)
+    tangents = tuple([jax.numpy.asarray(each, primal.dtype) for each, primal in pairs])
     differentiate = jax.jit(lambda primals, tangents: jax.jvp(moving, primals, tangents)[1])
-    samples.compare_tangents(subject.sample, differentiate(primals, tangents))
+    samples.compare_tangents(sample, differentiate(primals, tangents))
 
 
 @in_each_choice

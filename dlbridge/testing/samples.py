@@ -522,6 +522,24 @@ def floating(sample: Sample, results: Any) -> list[Any]:
     return [each for each, (_, dtype) in found if dtype.is_floating or dtype.is_complex]
 
 
+def of_moving(
+    sample: Sample, function: Callable[..., Any], tensors: Sequence[Any]
+) -> tuple[Callable[..., tuple[Any, ...]], tuple[Any, ...]]:
+    """Return the function of the arguments that can be differentiated alone, and these arguments.
+
+    It gives the results that can be differentiated.
+    """
+    places = sample.moving()
+
+    def moving(*some: Any) -> tuple[Any, ...]:
+        given = list(tensors)
+        for place, each in zip(places, some, strict=True):
+            given[place] = each
+        return tuple(floating(sample, function(*given)))
+
+    return moving, tuple([tensors[place] for place in places])
+
+
 def compare_tangents(sample: Sample, tangents: Sequence[Any]) -> None:
     """Raise AssertionError where tangents, along `directions`, are not those of the reference."""
     function = bind(sample.recipe, sample.recipe.reference, sample.scalars)

@@ -113,23 +113,12 @@ def check_gradient(subject: Subject) -> None:
 def check_jvp(subject: Subject) -> None:
     """torch.func.jvp, against differences of the reference."""
     subject.require_jvp()
-    places, tensors = subject.sample.moving(), subject.sample.given("torch")
-    function = subject.sample.function(subject.call)
-
-    def moving(*some: Any) -> Any:
-        given = [*tensors]
-        for place, each in zip(places, some, strict=True):
-            given[place] = each
-        return tuple(samples.floating(subject.sample, function(*given)))
-
-    primals = tuple([tensors[place] for place in places])
-    tangents = tuple(
-        [
-            torch.as_tensor(each, dtype=primal.dtype)
-            for each, primal in zip(samples.directions(subject.sample), primals, strict=True)
-        ]
-    )
-    samples.compare_tangents(subject.sample, torch.func.jvp(moving, primals, tangents)[1])
+    sample = subject.sample
+    function = sample.function(subject.call)
+    moving, primals = samples.of_moving(sample, function, sample.given("torch"))
+    pairs = zip(samples.directions(sample), primals, strict=True)
+    tangents = tuple([torch.as_tensor(each, dtype=primal.dtype) for each, primal in pairs])
+    samples.compare_tangents(sample, torch.func.jvp(moving, primals, tangents)[1])
 
 
 def check_gradcheck(subject: Subject) -> None:

@@ -369,7 +369,10 @@ def test_objects_that_cannot_be_checked_are_an_error() -> None:
         (["--only", "producer.nothing"], "a producer has no rules producer.nothing"),
         (["--only", "consumer.null_deleter"], "a producer has no rules consumer.null_deleter"),
         (["--only", "producer.nothing"], "see dlbridge check --rules"),
-        (["--only", "producer.device_pair", "--html", "no/folder.html"], "there is no folder no"),
+        (
+            ["--only", "producer.device_pair", "--html", "no/folder.html"],
+            "the folder no does not exist",
+        ),
         (["--only", "producer.device_pair", "--html", "."], "cannot write .: it is a folder"),
         (["--only", "producer.device_pair", "--html", ""], "its name is empty"),
         (["--only", "producer.device_pair", "--junit", "no/folder.xml"], "cannot write no/folder"),

@@ -979,7 +979,7 @@ def test_a_package_without_one_library_is_refused(install: Callable[..., Path]) 
 
 
 def test_a_path_with_a_nul_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="is no path: it has a NUL character"):
+    with pytest.raises(ArgumentError, match="is not a valid path: it contains a NUL character"):
         dlbridge.load_library("./lib\0.so")
 
 

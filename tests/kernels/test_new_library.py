@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_written_is_named_in_one_line(
     (tmp_path / "file").write_text("mine")
     nowhere, long = tmp_path / "nowhere", tmp_path / ("a" * 300)
     places = {
-        nowhere: f"cannot write into {nowhere}: there is no such folder; create it first",
+        nowhere: f"cannot write into {nowhere}: it does not exist; create it first",
         tmp_path / "file": f"cannot write into {tmp_path / 'file'}: it is not a folder",
         long: f"cannot write {long}: file name too long",
     }

@@ -224,7 +224,12 @@ def test_a_rank_at_the_end_of_its_script_says_for_whom_it_waits() -> None:
 @needs_mpi
 @pytest.mark.subprocess
 def test_a_rank_may_end_early() -> None:
-    done = start(2, PROGRAMS, "-", "ends_early", timeout=100)
+    ends_well(2, "ends_early")
+
+
+def ends_well(count: int, name: str) -> None:
+    """Run a program on so many ranks, of which none fails and none waits for ever."""
+    done = start(count, PROGRAMS, "-", name, timeout=100)
     assert done.returncode == 0, done.stderr
 
 
@@ -233,23 +238,20 @@ def test_a_rank_may_end_early() -> None:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", ["drops_calls", "drops_calls_that_others_make_late"])
 def test_the_end_waits_for_no_call_that_no_rank_makes(name: str, count: int) -> None:
-    done = start(count, PROGRAMS, "-", name, timeout=100)
-    assert done.returncode == 0, done.stderr
+    ends_well(count, name)
 
 
 @needs_mpi
 @pytest.mark.subprocess
 @pytest.mark.parametrize("count", [3, 5])
 def test_ranks_do_not_wait_for_one_that_never_makes_their_call(count: int) -> None:
-    done = start(count, PROGRAMS, "-", "drops_calls_while_others_wait", timeout=100)
-    assert done.returncode == 0, done.stderr
+    ends_well(count, "drops_calls_while_others_wait")
 
 
 @needs_mpi
 @pytest.mark.subprocess
-def test_a_call_is_over_though_ranks_that_have_made_it_have_left() -> None:
-    done = start(4, PROGRAMS, "-", "late_for_ranks_that_have_left", timeout=100)
-    assert done.returncode == 0, done.stderr
+def test_a_call_is_completed_after_ranks_that_have_made_it_have_left() -> None:
+    ends_well(4, "late_for_ranks_that_have_left")
 
 
 @needs_mpi

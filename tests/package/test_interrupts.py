@@ -266,7 +266,7 @@ MANAGERS = {
     "mpi/buckets.py": {"refusing": "it enters nothing"},
     "kernels/debugging.py": {"debug_kernels": "it switches before its block is entered"},
     "terminal.py": {"progress": "what it shows is rich's"},
-    "testing/checking.py": {"told": "it enters nothing"},
+    "testing/checking.py": {"naming_choice": "it enters nothing"},
 }
 
 

@@ -124,7 +124,7 @@ class Module:
 
         Raises:
             ArgumentError: what the module does depends on values, it writes a tensor that outlives
-                the call and is no buffer, a buffer is replaced by one of another shape, or torch
+                the call and is not a buffer, a buffer is replaced by one of another shape, or torch
                 cannot import what it needs for fake tensors.
         """
         require_importable("triton", f"bridge: {self.name}: torch, for fake tensors,")

@@ -486,7 +486,7 @@ class Parameter(NamedTuple):
         length: how many numbers a list must have; None for any number of them.
         many: of a list of tensors, how many it has: a Dim of kind "any", "constant" or "name";
             None for one tensor.
-        among: of a dtype, the set of those that may be passed; None for every dtype.
+        among: for an argument that is a dtype, those that may be passed; None allows any.
     """
 
     name: str
